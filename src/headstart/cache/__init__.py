@@ -1,0 +1,19 @@
+"""The cache core: pure Python data, no torch, no clock, no I/O.  `KVCacheManager` is its one door."""
+
+from headstart.cache.index import BlockCopy, PartialBlock
+from headstart.cache.keys import Adapter, CacheRequest, Namespace
+from headstart.cache.manager import Allocation, CacheStats, KVCacheManager, PrefixHit
+from headstart.config import CacheConfig
+
+__all__ = [
+    "Adapter",
+    "Allocation",
+    "BlockCopy",
+    "CacheConfig",
+    "CacheRequest",
+    "CacheStats",
+    "KVCacheManager",
+    "Namespace",
+    "PartialBlock",
+    "PrefixHit",
+]

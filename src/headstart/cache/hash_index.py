@@ -1,0 +1,203 @@
+"""The `hash` index: a chain of block digests, digest → block, as in the published vLLM V1 design.
+
+Only full blocks are findable.  Block tables are append-only, so two requests that fill equal blocks
+side by side keep two copies under one digest; the first filled is found, and the others stop being
+findable when their request is freed.  A block that nothing holds stays findable and stands in the
+free queue until its slot is needed: the queue's order *is* the LRU order.
+
+Order in the queue (law I7: no findable block without its parent): a request's blocks enter last
+block first, so a findable block always stands before its parent and is evicted first.  Where a
+freed block was an extra copy, the first copy takes its turn at the tail, because recency belongs to
+the content: the request's later blocks just entered, and must not outlive it.
+"""
+
+from __future__ import annotations
+
+from headstart.cache.blocks import Block, BlockPool
+from headstart.cache.hashing import BlockHasher
+from headstart.cache.index import Lease, Mark, Match
+from headstart.cache.keys import CacheRequest
+from headstart.config import CacheConfig
+from headstart.errors import CacheError
+
+
+class HashIndex:
+    """Keeps the `PrefixIndex` protocol with one dictionary lookup per block."""
+
+    def __init__(self, config: CacheConfig, pool: BlockPool) -> None:
+        self._block_size = config.block_size
+        self._enabled = config.enable_prefix_caching
+        self._unhashed_first = config.free_order == "unhashed_first" or not self._enabled
+        self._hasher = BlockHasher(config.block_size, algorithm=config.hash_algorithm)
+        self._pool = pool
+        self._first: dict[bytes, Block] = {}
+        self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
+        self._pending: list[Block] = []
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._pool.free)
+
+    def free_block_ids(self) -> list[int]:
+        return [block.block_id for block in self._pool.free]
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def match(self, request: CacheRequest, limit: int) -> Match:
+        found: list[int] = []
+        shared_with = set()
+        for digest in self._hasher.extend(request, limit // self._block_size)[: limit // self._block_size]:
+            block = self._first.get(digest)
+            if block is None:
+                break
+            found.append(block.block_id)
+            if block.pending_for is not None:
+                shared_with.add(block.pending_for)
+        return Match(found, shared_with=frozenset(shared_with))
+
+    def cost(self, match: Match) -> int:
+        blocks = self._pool.blocks
+        return sum(blocks[block_id].ref_count == 0 for block_id in match.block_ids)
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    def admit(self, request: CacheRequest, match: Match) -> Lease:
+        for block_id in match.block_ids:
+            block = self._pool.blocks[block_id]
+            if block.ref_count == 0:
+                self._pool.free.remove(block)
+            block.ref_count += 1
+        return Lease(request, list(match.block_ids))
+
+    def take(self, lease: Lease, count: int) -> None:
+        for _ in range(count):
+            block = self._pool.free.popleft()
+            if block.digest is not None:
+                self._forget(block)
+            block.ref_count = 1
+            lease.block_ids.append(block.block_id)
+
+    def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
+        if not self._enabled or num_blocks <= lease.num_published:
+            return frozenset()
+        digests = self._hasher.extend(lease.request, num_blocks)
+        for index in range(lease.num_published, num_blocks):
+            block = self._pool.blocks[lease.block_ids[index]]
+            if block.digest is not None:
+                raise CacheError(f"{block!r} carries a digest already")
+            block.digest = digests[index]
+            block.parent = digests[index - 1] if index else None
+            block.pending_for = lease.request.request_id
+            if self._first.setdefault(block.digest, block) is not block:
+                self._copies.setdefault(block.digest, []).append(block)
+            self._pending.append(block)
+        lease.num_published = num_blocks
+        return frozenset()
+
+    def _forget(self, block: Block) -> None:
+        """Make the block unfindable; the next copy of its digest, if any, takes its place."""
+        digest = block.digest
+        if digest is None:
+            raise CacheError(f"{block!r} has no digest to forget")
+        copies = self._copies.get(digest, [])
+        if self._first[digest] is not block:
+            copies.remove(block)
+        elif copies:
+            self._first[digest] = copies.pop(0)
+        else:
+            del self._first[digest]
+        if not copies:
+            self._copies.pop(digest, None)
+        block.digest = block.parent = block.pending_for = None
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        for block in self._pending:
+            block.pending_for = None
+
+    def end_step(self) -> None:
+        self._pending.clear()
+
+    def mark(self, lease: Lease) -> Mark:
+        return Mark(len(lease.block_ids), lease.num_published)
+
+    def undo(self, lease: Lease, mark: Mark) -> None:
+        blocks = self._pool.blocks
+        for index in range(mark.num_published, lease.num_published):
+            self._forget(blocks[lease.block_ids[index]])
+        lease.num_published = mark.num_published
+        taken = [blocks[block_id] for block_id in lease.block_ids[mark.num_blocks :]]
+        del lease.block_ids[mark.num_blocks :]
+        for block in taken:
+            block.ref_count = 0
+        self._pool.free.prepend_all(taken)
+
+    # -- giving back -----------------------------------------------------------------------------
+
+    def release(self, lease: Lease, num_tokens: int) -> None:  # noqa: ARG002  # full blocks are findable already
+        unhashed_first: list[Block] = []
+        free = self._pool.free
+        for block_id in reversed(lease.block_ids):
+            block = self._pool.blocks[block_id]
+            block.ref_count -= 1
+            if block.ref_count > 0:
+                continue
+            first = self._first[block.digest] if block.digest is not None else None
+            if first is not None and first is not block:
+                self._forget(block)
+            if block.digest is None and self._unhashed_first:
+                unhashed_first.append(block)
+            else:
+                free.append(block)
+            if first is not None and first is not block and first.ref_count == 0:
+                free.remove(first)
+                free.append(first)
+        free.prepend_all(unhashed_first)
+        lease.block_ids.clear()
+
+    def clear(self) -> None:
+        for block in self._pool.blocks:
+            block.digest = block.parent = block.pending_for = None
+        self._first.clear()
+        self._copies.clear()
+
+    # -- the laws --------------------------------------------------------------------------------
+
+    def check(self, leases: list[Lease]) -> None:
+        held: dict[int, int] = {}
+        for lease in leases:
+            for block_id in lease.block_ids:
+                held[block_id] = held.get(block_id, 0) + 1
+        order = {block.block_id: place for place, block in enumerate(self._pool.free)}
+        findable = 0
+        for block in self._pool.blocks:
+            tables = held.get(block.block_id, 0)
+            _law(block.ref_count == tables, f"I3: {block!r} is held by {tables} tables")
+            _law(
+                (tables == 0) == (block.block_id in order), f"I1: {block!r} is both free and held, or neither"
+            )
+            if block.digest is None:
+                _law(block.pending_for is None, f"I4: {block!r} is pending but not findable")
+                continue
+            findable += 1
+            copies = self._copies.get(block.digest, [])
+            first = self._first.get(block.digest)
+            _law(first is block or block in copies, f"I2: {block!r} is not under its digest")
+            if block.parent is not None:
+                parent = self._first.get(block.parent)
+                if parent is None:
+                    raise CacheError(f"I7: {block!r} is findable without its parent")
+                waits = block.ref_count == 0 and parent.ref_count == 0
+                _law(
+                    not waits or order[block.block_id] < order[parent.block_id],
+                    f"I7: {block!r} would outlive its parent {parent!r}",
+                )
+        indexed = len(self._first) + sum(map(len, self._copies.values()))
+        _law(indexed == findable, f"I2: {indexed} entries for {findable} findable blocks")
+        _law(len(order) == len(self._pool.free), f"I1: the free queue counts {len(self._pool.free)}")
+
+
+def _law(holds: bool, broken: str) -> None:
+    if not holds:
+        raise CacheError(f"law {broken}")

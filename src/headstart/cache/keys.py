@@ -1,0 +1,127 @@
+"""What identifies cached content: the tokens, and the namespace that they must never leave.
+
+Both indexes, and later the tiers, the events and the router, take their key material from here and
+from nowhere else, so that no two of them can disagree on what may be shared.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headstart.errors import RequestError
+
+TOKEN_BYTES = 4
+"""Bytes of one token in a run: a little-endian int32."""
+
+ExtraKeys = tuple[tuple[str, ...], ...] | None
+"""Typed parts that enter a block's digest beside its tokens; None when there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter by content: new weights under an old name are another adapter."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What must never be shared across: two requests share KV only if their namespaces are equal.
+
+    The parts are typed fields, so an adapter named "X" never meets a salt "X".
+    Raises ``RequestError`` for an empty salt: it is a mistake, not "no salt".
+    """
+
+    adapter: Adapter | None = None
+    salt: str | None = None
+
+    def __post_init__(self) -> None:
+        salt: object = self.salt  # a caller from Python may hand over anything
+        if salt is not None and not (isinstance(salt, str) and salt):
+            raise RequestError(
+                f"cache_salt must be a non-empty string or absent, got {self.salt!r}",
+                param="cache_salt",
+                code="invalid_value",
+            )
+
+    def extra_keys(self, block_index: int) -> ExtraKeys:
+        """The digest's typed extra parts for a request's ``block_index``-th block, in vLLM's order.
+
+        The adapter enters every block; the salt only the first, since the chain carries it on.
+        """
+        keys: list[tuple[str, ...]] = []
+        if self.adapter is not None:
+            keys.append(("lora", self.adapter.name, self.adapter.digest))
+        if self.salt is not None and block_index == 0:
+            keys.append(("cache_salt", self.salt))
+        return tuple(keys) if keys else None
+
+
+SHARED = Namespace()
+"""The namespace of requests that name neither an adapter nor a salt."""
+
+
+class CacheRequest:
+    """One request's tokens and namespace, as the cache sees them.
+
+    ``token_ids`` is an iterable of ints, or a buffer that is copied in one go: an ``array`` or a numpy
+    array of int32, or the ``bytes`` of little-endian int32.  Decoded tokens are appended.
+    Raises ``RequestError`` for what is not a list of int32.
+    """
+
+    __slots__ = ("digests", "namespace", "num_admissions", "request_id", "tokens")
+
+    def __init__(
+        self, request_id: str, token_ids: Iterable[int] | bytes, *, namespace: Namespace = SHARED
+    ) -> None:
+        self.request_id = request_id
+        self.namespace = namespace
+        self.tokens = _token_array(token_ids)
+        self.digests: list[bytes] = []
+        """Digests of the leading full blocks, as far as the `hash` index has needed them; its own."""
+        self.num_admissions = 0
+        """How often the manager admitted it; more than once after a preemption.  The manager's own."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens and the decoded tokens appended since."""
+        return len(self.tokens)
+
+    def append(self, token_id: int) -> None:
+        """Add one decoded token."""
+        self.tokens.append(token_id)
+
+    def run(self, start: int, stop: int) -> bytes:
+        """Tokens ``start`` to ``stop`` (exclusive) as the bytes that indexes compare."""
+        return self.tokens[start:stop].tobytes()
+
+    def __repr__(self) -> str:
+        return f"CacheRequest({self.request_id!r}, {self.num_tokens} tokens, {self.namespace})"
+
+
+def _token_array(token_ids: Iterable[int] | bytes) -> array[int]:
+    tokens = array("i")
+    try:
+        if isinstance(token_ids, bytes | bytearray):
+            tokens.frombytes(token_ids)
+            if sys.byteorder == "big":
+                tokens.byteswap()
+            return tokens
+        try:
+            view = memoryview(token_ids)  # type: ignore[arg-type]  # whether it is a buffer is the question
+        except TypeError:
+            tokens.extend(token_ids)
+            return tokens
+        if view.format == tokens.typecode and view.contiguous:
+            tokens.frombytes(view)
+        else:
+            tokens.extend(view)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(
+            f"token ids must be integers of 32 bits: {error}", param="prompt", code="invalid_value"
+        ) from error
+    return tokens

@@ -1,0 +1,329 @@
+"""The cache core's one door.
+
+`KVCacheManager` is all that an engine, the lab or a test talks to.  It owns which request holds what,
+the step as a transaction, and the statistics; an index (`hash` or `radix`) owns the blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headstart.cache.blocks import BlockPool
+from headstart.cache.hash_index import HashIndex
+from headstart.cache.index import BlockCopy, Lease, Mark, Match, PartialBlock, PrefixIndex
+from headstart.cache.keys import CacheRequest
+from headstart.cache.radix_index import RadixIndex
+from headstart.config import CacheConfig
+from headstart.errors import CacheError
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What `get_computed_blocks` found: ``num_tokens`` prompt tokens need not be computed.
+
+    ``block_ids`` are whole blocks to share, in order; ``copy`` is the part of one more block to copy
+    (radix index only), counted in ``num_tokens``.  Void after the next change of the manager.
+    """
+
+    request_id: str
+    num_tokens: int
+    match: Match
+    version: int
+
+    @property
+    def block_ids(self) -> list[int]:
+        """Whole blocks to share, in order."""
+        return self.match.block_ids
+
+    @property
+    def copy(self) -> PartialBlock | None:
+        """The part of a further block to copy; None when there is none."""
+        return self.match.copy
+
+    def without_copy(self) -> PrefixHit:
+        """The same hit without its partial block, for when there is no room to keep the source."""
+        match, copied = self.match, self.match.copy
+        if copied is None:
+            return self
+        whole = Match(match.block_ids, None, match.shared_with, match.place)
+        return PrefixHit(self.request_id, self.num_tokens - copied.num_tokens, whole, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What `allocate_slots` granted: fresh blocks, now at the end of the request's table.
+
+    ``copies`` must be done before the step writes anything.
+    """
+
+    block_ids: list[int]
+    copies: tuple[BlockCopy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Counted once per request, at its first admission; readmissions after preemption apart.
+
+    ``queries`` and ``hits`` are tokens, as in ``vllm:prefix_cache_queries`` and ``…_hits``.
+    """
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def plus(self, queries: int, hits: int, *, readmitted: bool, sign: int = 1) -> CacheStats:
+        """The statistics with one admission more (``sign`` 1) or taken back (-1)."""
+        own, other = (sign, sign * queries, sign * hits), (0, 0, 0)
+        a, b = (other, own) if readmitted else (own, other)
+        return CacheStats(
+            self.requests + a[0],
+            self.queries + a[1],
+            self.hits + a[2],
+            self.preempted_requests + b[0],
+            self.preempted_queries + b[1],
+            self.preempted_hits + b[2],
+        )
+
+
+@dataclass(slots=True)
+class _Holding:
+    """One admitted request: its blocks, and how many tokens have a slot in them."""
+
+    lease: Lease
+    num_computed: int
+
+
+@dataclass(slots=True)
+class _Grant:
+    """What the current step has given one request, and how to take it back."""
+
+    mark: Mark
+    num_computed: int  # before the step
+    admitted: bool = False  # in this step
+    counted: tuple[int, int] | None = None  # the queries and hits that its admission added
+    shared_with: set[str] = field(default_factory=set)  # whose pending blocks it rests on
+
+
+class KVCacheManager:
+    """Decides which KV blocks a request reuses, takes and frees.
+
+    A step is a transaction: blocks that its grants fill are *pending* until `commit_step` says that
+    their K and V are written.  Other requests of the same step may share them; `rollback_step`, or
+    freeing a request before its step committed, takes them back together with the grants that
+    share them.  A lack of room is a value (None), never an exception, and changes nothing; misuse and
+    broken laws raise ``CacheError``.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self._pool = BlockPool(config.num_blocks)
+        self._index: PrefixIndex = (
+            HashIndex(config, self._pool) if config.index == "hash" else RadixIndex(config, self._pool)
+        )
+        self._holdings: dict[str, _Holding] = {}
+        self._step: dict[str, _Grant] = {}  # in the order of the step's first grants
+        self._version = 0  # counts changes, so that an outdated hit is noticed
+        self._now = 0.0
+        self._stats = CacheStats()
+
+    # -- lookup and allocation -------------------------------------------------------------------
+
+    def begin_step(self, now: float) -> None:
+        """Start a step at time ``now`` (seconds).  The only way time comes in."""
+        if self._step:
+            raise CacheError("the last step was neither committed nor rolled back")
+        self._now = now
+
+    def get_computed_blocks(self, request: CacheRequest) -> PrefixHit:
+        """The longest cached prefix, at most all tokens but the last (it must be computed for its logits).
+
+        Changes nothing, neither recency nor reference counts.
+        """
+        match = Match()
+        if self.config.enable_prefix_caching:
+            match = self._index.match(request, request.num_tokens - 1)
+        copied = match.copy.num_tokens if match.copy else 0
+        num_tokens = len(match.block_ids) * self.config.block_size + copied
+        return PrefixHit(request.request_id, num_tokens, match, self._version)
+
+    def allocate_slots(
+        self, request: CacheRequest, num_new_tokens: int, hit: PrefixHit | None = None
+    ) -> Allocation | None:
+        """Slots for the next ``num_new_tokens`` tokens, beyond those computed and those of the hit.
+
+        A request's first call admits it, with its hit.  None, and nothing has changed, when there
+        is no room.
+        """
+        if num_new_tokens < 1:
+            raise CacheError(f"{request!r}: num_new_tokens must be at least 1, not {num_new_tokens}")
+        holding = self._holdings.get(request.request_id)
+        if holding is None:
+            return self._admit(request, num_new_tokens, hit)
+        if hit is not None:
+            raise CacheError(f"{request!r} was admitted already: a hit belongs to the first call")
+        num_tokens = holding.num_computed + num_new_tokens
+        missing = self._missing_blocks(request, num_tokens, holding.lease.block_ids)
+        if missing > self._index.num_free_blocks:
+            return None
+        if request.request_id not in self._step:
+            self._step[request.request_id] = _Grant(self._index.mark(holding.lease), holding.num_computed)
+        return Allocation(self._extend(holding, num_tokens, missing))
+
+    def _admit(self, request: CacheRequest, num_new_tokens: int, hit: PrefixHit | None) -> Allocation | None:
+        hit = hit or PrefixHit(request.request_id, 0, Match(), self._version)
+        if hit.request_id != request.request_id or hit.version != self._version:
+            raise CacheError(f"{request!r}: the hit is another request's, or older than the last change")
+        num_tokens = hit.num_tokens + num_new_tokens
+        missing = self._missing_blocks(request, num_tokens, hit.block_ids)
+        if missing + self._index.cost(hit.match) > self._index.num_free_blocks:
+            return None
+        lease = self._index.admit(request, hit.match)
+        holding = self._holdings[request.request_id] = _Holding(lease, hit.num_tokens)
+        counted = (request.num_tokens, hit.num_tokens) if self.config.enable_prefix_caching else None
+        self._step[request.request_id] = _Grant(
+            self._index.mark(lease), 0, True, counted, set(hit.match.shared_with)
+        )
+        self._count(request, counted, 1)
+        request.num_admissions += 1
+        new_blocks = self._extend(holding, num_tokens, missing)
+        if hit.copy is None:
+            return Allocation(new_blocks)
+        return Allocation(new_blocks, (BlockCopy(hit.copy.src, new_blocks[0], hit.copy.num_tokens),))
+
+    def _missing_blocks(self, request: CacheRequest, num_tokens: int, held: list[int]) -> int:
+        if num_tokens > request.num_tokens:
+            raise CacheError(f"{request!r} has no {num_tokens} tokens to give slots to")
+        return max(0, -(-num_tokens // self.config.block_size) - len(held))
+
+    def _extend(self, holding: _Holding, num_tokens: int, missing: int) -> list[int]:
+        """The blocks newly taken, once the holding has slots for ``num_tokens`` tokens."""
+        lease = holding.lease
+        held = len(lease.block_ids)
+        self._index.take(lease, missing)
+        rests_on = self._index.publish(lease, num_tokens // self.config.block_size)
+        self._step[lease.request.request_id].shared_with |= rests_on
+        holding.num_computed = num_tokens
+        self._version += 1
+        return lease.block_ids[held:]
+
+    def _count(self, request: CacheRequest, counted: tuple[int, int] | None, sign: int) -> None:
+        if counted is not None:
+            self._stats = self._stats.plus(*counted, readmitted=request.num_admissions > 0, sign=sign)
+
+    # -- the end of a step -----------------------------------------------------------------------
+
+    def commit_step(self) -> None:
+        """The K and V of every token granted in this step are written."""
+        self._index.commit()
+        self._end_step()
+
+    def rollback_step(self) -> tuple[str, ...]:
+        """Nothing of this step was written: take back every grant.
+
+        Requests that the step admitted are no longer held, the others stand as before the step;
+        returns the ids of both.  Evicted content stays lost.
+        """
+        undone = tuple(self._step)
+        self._withdraw(set(undone))
+        self._end_step()
+        return undone
+
+    def _end_step(self) -> None:
+        self._step.clear()
+        self._index.end_step()
+        self._version += 1
+
+    def _withdraw(self, request_ids: set[str]) -> None:
+        """Take back this step's grants of these requests, the last granted first."""
+        for request_id in reversed([r for r in self._step if r in request_ids]):
+            grant = self._step.pop(request_id)
+            holding = self._holdings[request_id]
+            self._index.undo(holding.lease, grant.mark)
+            holding.num_computed = grant.num_computed
+            if grant.admitted:
+                request = holding.lease.request
+                request.num_admissions -= 1
+                self._count(request, grant.counted, -1)
+                self._index.release(holding.lease, 0)
+                del self._holdings[request_id]
+        self._version += 1
+
+    # -- giving back -----------------------------------------------------------------------------
+
+    def free(self, request: CacheRequest) -> tuple[str, ...]:
+        """Give the request's blocks back; what is committed stays findable.
+
+        Before its step committed, this step's grants are withdrawn, its own and those of the requests
+        that share its pending blocks: returns the latter's ids.  Those that the step admitted are no
+        longer held.  Raises ``CacheError`` for a request that holds nothing.
+        """
+        request_id = request.request_id
+        if request_id not in self._holdings:
+            raise CacheError(f"{request!r} holds no blocks: never admitted, or freed already")
+        withdrawn = {request_id} if request_id in self._step else set()
+        for other, grant in self._step.items():  # in the order of grants, so sharing is followed through
+            if grant.shared_with & withdrawn:
+                withdrawn.add(other)
+        self._withdraw(withdrawn)
+        holding = self._holdings.pop(request_id, None)
+        if holding is not None:
+            self._index.release(holding.lease, holding.num_computed)
+        self._version += 1
+        return tuple(withdrawn - {request_id})
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached.  False, and nothing has changed, while any block is in use."""
+        if self.num_free_blocks < self.config.num_blocks:
+            return False
+        self._index.clear()
+        self._version += 1
+        return True
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def block_table(self, request_id: str) -> list[int]:
+        """The request's blocks in order (a copy).  Raises ``CacheError`` if it holds none."""
+        holding = self._holdings.get(request_id)
+        if holding is None:
+            raise CacheError(f"request {request_id!r} holds no blocks")
+        return list(holding.lease.block_ids)
+
+    def free_block_ids(self) -> list[int]:
+        """Every block that can be had, the next victim first."""
+        return self._index.free_block_ids()
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many blocks can be had: unused ones, and cached ones that nothing holds."""
+        return self._index.num_free_blocks
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks in use, 0 to 1."""
+        return 1.0 - self._index.num_free_blocks / self.config.num_blocks
+
+    @property
+    def stats(self) -> CacheStats:
+        """What was asked and hit since the start."""
+        return self._stats
+
+    def check(self) -> None:
+        """Prove the laws of docs/invariants.md.  Raises ``CacheError`` with the law and the numbers.
+
+        O(pool): for tests and idle moments, not for every step of a server.
+        """
+        self._index.check([holding.lease for holding in self._holdings.values()])
+        size = self.config.block_size
+        for request_id, holding in self._holdings.items():
+            blocks, computed = len(holding.lease.block_ids), holding.num_computed
+            if blocks != -(-computed // size):
+                raise CacheError(f"law I3: {request_id!r} holds {blocks} blocks for {computed} tokens")
+        free = self._index.free_block_ids()
+        if len(free) != len(set(free)) or len(free) != self._index.num_free_blocks:
+            raise CacheError(f"law I1: {len(free)} free blocks listed, {self._index.num_free_blocks} counted")
+        for request_id in self._step:
+            if request_id not in self._holdings:
+                raise CacheError(f"law I4: the step knows {request_id!r}, which holds nothing")

@@ -1,0 +1,234 @@
+"""``headstart serve``: an OpenAI-compatible server with prefix caching."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import shlex
+import signal
+import socket
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headstart.cli.pull import fetch_progress
+from headstart.config import DtypeName, EngineConfig, PrefixIndexName
+from headstart.engine.client import EngineClient
+from headstart.engine.messages import EngineInfo
+from headstart.errors import HeadstartError
+from headstart.model import source
+from headstart.server.app import build_app
+from headstart.server.listen import HttpServer, bind, url_of
+from headstart.text import ChatTemplate, Tokenizer
+
+_SERVER = "Server"
+_MODEL = "Model"
+_MEMORY = "KV memory and prefix cache"
+_STEPS = "What one step may hold"
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_DECIMAL_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """``512MiB``, ``2G`` (both binary), ``2GB`` (decimal) or a plain number of bytes, as a number."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(([kmgt]?)(?:i?b)?)", text.strip().lower())
+    if not match:
+        raise typer.BadParameter(f"{text!r} is no size; write 512MiB, 2G or a plain number of bytes")
+    number, unit, prefix = match.groups()
+    return int(float(number) * _DECIMAL_UNITS.get(unit, _UNITS[prefix]))
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(help="A built-in name (smollm2-135m), a Hugging Face directory or a GGUF file."),
+    ] = "smollm2-135m",
+    host: Annotated[
+        str,
+        typer.Option(help="Address to listen on; 0.0.0.0 is every one.", rich_help_panel=_SERVER),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port to listen on; 0 takes any free one.", min=0, max=65535, rich_help_panel=_SERVER
+        ),
+    ] = 8000,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients call the model.", show_default="the name given", rich_help_panel=_SERVER
+        ),
+    ] = None,
+    dtype: Annotated[
+        DtypeName,
+        typer.Option(
+            help="Number format; auto is bfloat16 where the device computes it natively, else float32.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1, …", rich_help_panel=_MODEL)
+    ] = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of prompt and answer together.",
+            show_default="the model's own context",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed for requests that bring none of their own.", rich_help_panel=_MODEL)
+    ] = 0,
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="Memory for keys and values: 512MiB, 2G or a number of bytes.",
+            show_default="a share of what is free",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(
+            "--num-blocks",
+            "--num-gpu-blocks-override",
+            help="The same as a number of blocks.",
+            show_default="as many as fit",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens per block.", rich_help_panel=_MEMORY)] = 16,
+    prefix_index: Annotated[
+        PrefixIndexName,
+        typer.Option(
+            help="How cached prefixes are found: radix matches to the token, hash to the block (as vLLM).",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = "radix",
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(help="Keep what was computed and use it again.", rich_help_panel=_MEMORY),
+    ] = True,
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Most tokens computed at once; longer prompts are cut into chunks.", rich_help_panel=_STEPS
+        ),
+    ] = 2048,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Most requests served at once; others wait.", rich_help_panel=_STEPS)
+    ] = 128,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API, and never compute the same prompt prefix twice.
+
+    Chat and completions, streamed or whole, are at /v1; every answer says in
+    usage.prompt_tokens_details.cached_tokens how much of its prompt came from the cache.  /health,
+    /metrics (Prometheus, vLLM's names) and POST /reset_prefix_cache are for operators.
+
+    Ctrl-C or SIGTERM lets running requests finish for a few seconds; a second Ctrl-C does not wait.
+
+    For example:
+
+        headstart serve
+
+        headstart serve ./models/my-llama --port 9000 --kv-cache-memory-bytes 2G
+
+        headstart serve --num-blocks 256 --prefix-index hash
+    """
+    try:
+        config = EngineConfig.from_options(
+            model=model,
+            served_model_name=served_model_name,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            seed=seed,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            prefix_index=prefix_index,
+            enable_prefix_caching=enable_prefix_caching,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        )
+        with bind(host, port) as sock:
+            asyncio.run(_serve(config, sock, _load_text(model)))
+    except HeadstartError as error:
+        typer.echo(f"headstart serve: {error}", err=True)
+        raise typer.Exit(1) from error
+    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
+        raise typer.Exit(130) from stopped  # by Ctrl-C before it served
+
+
+def _load_text(model: str) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The model's tokenizer and chat template; downloads the model first if it must."""
+    with fetch_progress() as progress:
+        files = source.resolve(model, progress=progress)
+    return Tokenizer.from_directory(files.tokenizer_dir), ChatTemplate.from_directory(files.tokenizer_dir)
+
+
+async def _serve(
+    config: EngineConfig, sock: socket.socket, text: tuple[Tokenizer, ChatTemplate | None]
+) -> None:
+    """Start the engine, serve until a signal, end the engine."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    tokenizer, template = text
+    client = EngineClient(config)
+    starting = asyncio.current_task()
+    assert starting is not None
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(sig, starting.cancel)
+    try:
+        with Console(stderr=True).status(f"starting the engine and loading {config.model.model} …"):
+            info = await client.start()
+        server = HttpServer(
+            build_app(client, tokenizer, template),
+            on_ready=lambda: print_banner(info, url_of(sock), chat=template is not None),
+            close_engine=client.shutdown,
+        )
+        server.handle_signals()
+        await server.serve(sockets=[sock])
+    finally:
+        await client.shutdown()
+
+
+def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | None = None) -> None:
+    """What is served, with how much memory, and a line to try; on standard output."""
+    console = console or Console(highlight=False)
+    caching = f"{info.prefix_index} index, {info.eviction_policy} eviction"
+    rows = {
+        "address": url,
+        "model": f"{info.model_name} ({info.model_type}, {info.weights_bytes / 2**20:,.0f} MiB of weights)",
+        "dtype": f"{info.dtype} on {info.device}",
+        "KV capacity": f"{info.kv_capacity_tokens:,} tokens, {info.kv_pool_bytes / 2**20:,.1f} MiB"
+        f" ({info.num_blocks:,} blocks of {info.block_size})",
+        "prefix cache": caching if info.enable_prefix_caching else "off",
+        "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(f"[dim]{name}[/]", value)
+    console.print(f"[bold]headstart {version('headstart')}[/] is ready.  Ctrl-C stops it.\n")
+    console.print(table)
+    console.print("\nTry it:\n")
+    console.print(curl_line(info.model_name, url, chat=chat), soft_wrap=True, markup=False)
+    console.file.flush()
+
+
+def curl_line(model: str, url: str, *, chat: bool) -> str:
+    """A command that sends one request, to be pasted into a shell of the same machine."""
+    question = "Why is the sky blue?"
+    asked = {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": question}
+    path = "chat/completions" if chat else "completions"
+    body = json.dumps({"model": model, **asked, "max_tokens": 64}, ensure_ascii=False)
+    local = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//localhost:", url)  # where "every address" is reached
+    return f"curl {local}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

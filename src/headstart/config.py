@@ -1,0 +1,168 @@
+"""Configuration: frozen dataclasses, one per part, checked once when they are made.
+
+A part receives only its own section.  Nothing writes into a configuration after it was made: what
+is only known later (the number of blocks that fit, say) travels in values of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from headstart.errors import ConfigError
+
+PrefixIndexName = Literal["radix", "hash"]
+PolicyName = Literal["lru"]
+FreeOrder = Literal["reverse", "unhashed_first"]
+HashAlgorithm = Literal["sha256_cbor"]
+DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _one_of(name: str, value: object, choices: object) -> None:
+    allowed = get_args(choices)
+    _require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+
+
+def _positive(name: str, value: int | None) -> None:
+    whole: object = value  # a caller from Python may hand over anything
+    _require(
+        whole is None or (isinstance(whole, int) and whole >= 1),
+        f"{name} must be a whole number of at least 1, not {value!r}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The cache core's part.
+
+    ``num_blocks`` blocks of ``block_size`` token slots each.  ``free_order`` is the `hash` index's
+    choice where freed blocks without a hash go: to the tail with the others (``reverse``, as in the
+    published vLLM V1 design) or to the front, to be taken first (``unhashed_first``, as in vLLM 0.32).
+    The radix index always does the latter.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    index: PrefixIndexName = "radix"
+    policy: PolicyName = "lru"
+    enable_prefix_caching: bool = True
+    free_order: FreeOrder = "reverse"
+    hash_algorithm: HashAlgorithm = "sha256_cbor"
+
+    def __post_init__(self) -> None:
+        _positive("num_blocks", self.num_blocks)
+        _positive("block_size", self.block_size)
+        _one_of("index", self.index, PrefixIndexName)
+        _one_of("policy", self.policy, PolicyName)
+        _one_of("free_order", self.free_order, FreeOrder)
+        _one_of("hash_algorithm", self.hash_algorithm, HashAlgorithm)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and in what number format it runs.
+
+    ``model`` is a built-in name, a Hugging Face directory or a GGUF file.  ``dtype`` ``auto`` is
+    bfloat16 where the device computes it natively, else float32.
+    """
+
+    model: str = "smollm2-135m"
+    served_model_name: str | None = None
+    dtype: DtypeName = "auto"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        _require(bool(self.model), "model must be a built-in name, a directory or a GGUF file, not ''")
+        _one_of("dtype", self.dtype, DtypeName)
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """How much KV memory there is, and which index remembers what is in it.
+
+    At most one of ``kv_cache_memory_bytes`` and ``num_blocks``; neither means a share of the memory
+    that is free when the engine starts.
+    """
+
+    kv_cache_memory_bytes: int | None = None
+    num_blocks: int | None = None
+    block_size: int = 16
+    prefix_index: PrefixIndexName = "radix"
+    eviction_policy: PolicyName = "lru"
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _positive("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        _positive("num_blocks", self.num_blocks)
+        _positive("block_size", self.block_size)
+        _one_of("prefix_index", self.prefix_index, PrefixIndexName)
+        _one_of("eviction_policy", self.eviction_policy, PolicyName)
+        _require(
+            self.kv_cache_memory_bytes is None or self.num_blocks is None,
+            "give kv_cache_memory_bytes or num_blocks, not both",
+        )
+
+    def cache(self, num_blocks: int) -> CacheConfig:
+        """The cache core's part, once it is known how many blocks there are."""
+        return CacheConfig(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            index=self.prefix_index,
+            policy=self.eviction_policy,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What one step may hold: ``max_num_batched_tokens`` tokens of at most ``max_num_seqs`` requests.
+
+    ``max_model_len`` bounds prompt plus output; ``None`` is the model's own context length.
+    """
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 128
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _positive("max_num_seqs", self.max_num_seqs)
+        _positive("max_model_len", self.max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything one engine needs to start."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    kv: KVConfig = field(default_factory=KVConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    seed: int = 0
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Sort flat options (``block_size=16, dtype="float32"``) into their parts.
+
+        Raises ``ConfigError`` for an unknown name, with the nearest known one.
+        """
+        parts: dict[str, tuple[type[Any], dict[str, Any]]] = {
+            "model": (ModelConfig, {}),
+            "kv": (KVConfig, {}),
+            "scheduler": (SchedulerConfig, {}),
+        }
+        own: dict[str, Any] = {}
+        owners = {item.name: chosen for kind, chosen in parts.values() for item in fields(kind)}
+        owners["seed"] = own
+        for name, value in options.items():
+            if name not in owners:
+                near = difflib.get_close_matches(name, owners, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(owners))}"
+                raise ConfigError(f"unknown option {name!r}{hint}")
+            owners[name][name] = value
+        return cls(**{part: kind(**chosen) for part, (kind, chosen) in parts.items()}, **own)

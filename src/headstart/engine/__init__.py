@@ -1,0 +1,1 @@
+"""The engine: scheduler, runner, and the process they live in."""

@@ -1,0 +1,89 @@
+"""From a configuration to an engine that can step: model, memory, cache, scheduler.  Torch begins here."""
+
+from __future__ import annotations
+
+from headstart.cache import KVCacheManager
+from headstart.config import EngineConfig, KVConfig
+from headstart.engine.core import EngineCore
+from headstart.engine.limits import Limits
+from headstart.engine.messages import EngineInfo
+from headstart.engine.runner import Runner
+from headstart.engine.sampler import Sampler
+from headstart.engine.scheduler import Scheduler
+from headstart.errors import ConfigError
+from headstart.model.attention import SdpaAttention
+from headstart.model.device import free_memory, resolve_device, resolve_dtype
+from headstart.model.kv_pool import KVPool
+from headstart.model.llama import load_model
+from headstart.model.source import resolve
+from headstart.model.spec import ModelSpec, read_spec
+
+_HOST_SHARE, _HOST_BOUND = 0.25, 4 << 30
+"""Of a CPU's free memory the pool takes a quarter, at most 4 GiB: other programs live there too."""
+_DEVICE_SHARE = 0.85
+"""Of an accelerator's free memory; the rest is for activations."""
+
+
+def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    """Load the model, allocate the pool; returns the engine and what there is to say about it.
+
+    Raises ``ModelError``, ``ConfigError`` or ``EngineError`` (no memory).
+    """
+    files = resolve(config.model.model)
+    spec = read_spec(files)
+    device = resolve_device(config.model.device)
+    dtype = resolve_dtype(config.model.dtype, device)
+    max_model_len = _context_length(config, spec)
+    model = load_model(files, spec, dtype=dtype, device=device)
+    bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
+    on_host = device.type == "cpu"
+    num_blocks = _num_blocks(config.kv, bytes_per_token, free_memory(device), on_host=on_host)
+    pool = KVPool(spec, num_blocks=num_blocks, block_size=config.kv.block_size, dtype=dtype, device=device)
+    manager = KVCacheManager(config.kv.cache(num_blocks))
+    core = EngineCore(
+        Scheduler(config.scheduler, manager),
+        Runner(model, pool, SdpaAttention(), Sampler(config.seed)),
+        Limits(max_model_len, spec.vocab_size, num_blocks, config.kv.block_size),
+    )
+    info = EngineInfo(
+        model_name=config.model.served_model_name or config.model.model,
+        model_type=spec.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.kv.block_size,
+        kv_bytes_per_token=bytes_per_token,
+        kv_pool_bytes=pool.nbytes,
+        prefix_index=config.kv.prefix_index,
+        eviction_policy=config.kv.eviction_policy,
+        enable_prefix_caching=config.kv.enable_prefix_caching,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        weights_bytes=model.nbytes,
+    )
+    return core, info
+
+
+def _context_length(config: EngineConfig, spec: ModelSpec) -> int:
+    asked = config.scheduler.max_model_len
+    if asked is not None and asked > spec.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {asked}, but the model knows {spec.max_position_embeddings} positions"
+        )
+    return asked or spec.max_position_embeddings
+
+
+def _num_blocks(kv: KVConfig, bytes_per_token: int, free: int, *, on_host: bool) -> int:
+    if kv.num_blocks is not None:
+        return kv.num_blocks
+    share = min(int(free * _HOST_SHARE), _HOST_BOUND) if on_host else int(free * _DEVICE_SHARE)
+    budget = kv.kv_cache_memory_bytes or share
+    block_bytes = kv.block_size * bytes_per_token
+    if budget < block_bytes:
+        raise ConfigError(
+            f"{budget:,} bytes of KV memory do not hold one block of {kv.block_size} tokens "
+            f"({block_bytes:,} bytes)"
+        )
+    return budget // block_bytes

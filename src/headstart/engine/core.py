@@ -1,0 +1,119 @@
+"""One engine: a scheduler that plans, a runner that computes, and the step that joins them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from headstart.cache import CacheRequest, Namespace
+from headstart.engine.limits import Limits
+from headstart.engine.messages import EngineStats
+from headstart.engine.request import (
+    Request,
+    RequestOutput,
+    SamplingParams,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+)
+from headstart.engine.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Turns a plan into sampled tokens; its K and V are written when it returns."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute the step."""
+        ...
+
+
+class EngineCore:
+    """Requests in, tokens out, one step at a time.  Single-threaded: nothing happens during a step."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self._runner = runner
+        self._clock = clock
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: bytes | list[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request (int token ids, or the bytes of little-endian int32).
+
+        Raises ``RequestError`` if it can never be served.
+        """
+        cache = CacheRequest(request_id, prompt_token_ids, namespace=Namespace(salt=cache_salt))
+        max_tokens = self.limits.check(cache.tokens, params)
+        self.scheduler.add(
+            Request(
+                request_id=request_id,
+                cache=cache,
+                params=params,
+                num_prompt_tokens=cache.num_tokens,
+                max_tokens=max_tokens,
+                arrival_time=self._clock(),
+            )
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request; its blocks are free before the next step.  False if it is not here."""
+        return self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is queued or running."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[RequestOutput]:
+        """Plan, run, commit.  A step that breaks fails its own requests and no others."""
+        plan = self.scheduler.plan(self._clock())
+        try:
+            result = self._runner.run(plan)
+        except Exception as error:  # whatever a kernel raises, the engine serves on
+            logger.exception("a step of %d rows failed", len(plan.rows))
+            return self.scheduler.fail(plan, f"the engine failed while computing this request: {error}")
+        outputs = self.scheduler.commit(plan, result)
+        self._prompt_tokens += sum(row.start + len(row.token_ids) for row in plan.rows if _ends_prompt(row))
+        self._generation_tokens += sum(len(output.token_ids) for output in outputs)
+        return outputs
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached; False (and nothing changed) while blocks are in use."""
+        return self.scheduler.manager.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """Gauges as of now, counters since the start."""
+        manager = self.scheduler.manager
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            kv_cache_usage=manager.usage,
+            prefix_cache_queries=manager.stats.queries,
+            prefix_cache_hits=manager.stats.hits,
+            num_preemptions=self.scheduler.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+        )
+
+
+def _ends_prompt(row: ScheduledRow) -> bool:
+    """Whether the row computes a prompt's last token: true once per request, also after preemption."""
+    return row.sample and row.num_output_tokens == 0

@@ -1,0 +1,184 @@
+"""`LLM`: the engine in your own process, for scripts and batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headstart.config import EngineConfig
+from headstart.engine.build import build_engine
+from headstart.engine.request import FinishReason, SamplingParams
+from headstart.errors import EngineError, RequestError
+from headstart.model.source import resolve
+from headstart.text import ChatTemplate, TextStream, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one prompt brought.
+
+    ``num_cached_tokens`` of the prompt's tokens came from the cache; the others were computed.
+    """
+
+    prompt_token_ids: list[int]
+    text: str
+    token_ids: list[int]
+    num_cached_tokens: int
+    finish_reason: FinishReason
+
+
+class LLM:
+    """A model with its cache, to be called from Python.
+
+    ``model`` is a built-in name, a Hugging Face directory or a GGUF file; options are those of
+    `EngineConfig.from_options` (``block_size=16``, ``num_blocks=…``, ``dtype="float32"`` …).  What one
+    call computed, the next one finds.
+
+    Raises ``ConfigError`` for an unknown option and ``ModelError`` for a model that cannot be served.
+    """
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        self._core, self.info = build_engine(EngineConfig.from_options(model=model, **options))
+        directory = resolve(model).tokenizer_dir
+        self.tokenizer = Tokenizer.from_directory(directory)
+        self._template = ChatTemplate.from_directory(directory)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        progress: bool = True,
+    ) -> list[Generation]:
+        """One generation for each prompt (a text, or a list of token ids), in order.
+
+        All prompts are checked before any is computed.  ``progress`` shows a bar on a terminal.
+        Raises ``RequestError`` that names the prompt, ``EngineError`` if a step failed.
+        """
+        params = sampling_params or SamplingParams()
+        with_eos = _stop_at(params, self.tokenizer.eos_token_ids)
+        prompt_ids = [self._encode(prompt) for prompt in _as_list(prompts)]
+        for index, token_ids in enumerate(prompt_ids):
+            try:
+                self._core.limits.check(token_ids, params)
+            except RequestError as error:
+                raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
+        jobs: dict[str, _Job] = {}
+        for token_ids in prompt_ids:
+            request_id = f"llm-{next(self._ids)}"
+            self._core.add_request(request_id, token_ids, with_eos, cache_salt=cache_salt)
+            jobs[request_id] = _Job(token_ids, TextStream(self.tokenizer, params.stop))
+        try:
+            self._run(jobs, progress=progress)
+        finally:
+            for request_id in jobs:  # after Ctrl-C or an error; otherwise all have ended
+                self._core.abort(request_id)
+        return [job.result() for job in jobs.values()]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        """The model's answer to a conversation (``[{"role": "user", "content": …}, …]``)."""
+        if self._template is None:
+            raise RequestError("this model has no chat template; use generate", param="messages")
+        text = self._template.render(messages)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return self.generate([token_ids], sampling_params, cache_salt=cache_salt, progress=False)[0]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached; False (and nothing changed) while blocks are in use."""
+        return self._core.reset_prefix_cache()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _run(self, jobs: dict[str, _Job], *, progress: bool) -> None:
+        columns = (
+            TextColumn("prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, disable=not progress or len(jobs) < 2, transient=True) as bar:
+            task = bar.add_task("", total=len(jobs), speed="")
+            tokens = 0
+            while self._core.has_work:
+                for output in self._core.step():
+                    if output.error is not None:
+                        raise EngineError(output.error)
+                    job = jobs[output.request_id]
+                    job.take(output.token_ids, output.num_cached_tokens, output.finish_reason)
+                    if job.text.stopped and output.finish_reason is None:  # by a stop string
+                        self._core.abort(output.request_id)
+                    tokens += len(output.token_ids)
+                    if job.finish_reason is not None:
+                        elapsed = bar.tasks[0].elapsed or 0.0
+                        speed = f"{tokens / elapsed:,.0f} tokens/s" if elapsed else ""
+                        bar.update(task, advance=1, speed=speed)
+
+
+class _Job:
+    """One prompt on its way through `LLM.generate`."""
+
+    def __init__(self, prompt_token_ids: list[int], text: TextStream) -> None:
+        self.text = text
+        self.finish_reason: FinishReason | None = None
+        self._prompt_token_ids = prompt_token_ids
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._num_cached_tokens = 0
+
+    def take(self, token_ids: Sequence[int], num_cached_tokens: int, reason: FinishReason | None) -> None:
+        """Add what a step brought."""
+        self._pieces.append(self.text.push(token_ids))
+        self._token_ids.extend(token_ids)
+        self._num_cached_tokens = num_cached_tokens
+        if self.text.stopped:
+            self.finish_reason = "stop"
+        elif reason is not None:
+            self._pieces.append(self.text.finish())
+            self.finish_reason = "stop" if self.text.stopped else reason
+
+    def result(self) -> Generation:
+        """The whole generation; its reason is known once the engine has no work left."""
+        assert self.finish_reason is not None
+        return Generation(
+            self._prompt_token_ids,
+            "".join(self._pieces),
+            self._token_ids,
+            self._num_cached_tokens,
+            self.finish_reason,
+        )
+
+
+def _stop_at(params: SamplingParams, eos: frozenset[int]) -> SamplingParams:
+    stop = tuple(sorted(eos.union(params.stop_token_ids)))
+    return SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        stop_token_ids=stop,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    one_prompt = bool(items) and all(isinstance(item, int) for item in items)
+    return [items] if one_prompt else items

@@ -1,0 +1,100 @@
+"""What crosses the wire between the HTTP process and the engine: msgspec structs, msgpack bytes.
+
+Prompts travel as the bytes of little-endian int32, which is also how the cache keeps them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headstart.engine.request import RequestOutput, SamplingParams
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A new request.  Its stop strings are the front's affair: the engine has no text."""
+
+    request_id: str
+    prompt: bytes
+    params: SamplingParams
+    cache_salt: str | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Nobody wants these any more; unknown or finished ids are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget everything cached; refused while blocks are in use."""
+
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Stop after the current step."""
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | Shutdown
+
+
+class EngineInfo(msgspec.Struct, frozen=True, tag=True):
+    """The engine is ready; what a banner and the routes need to know of it."""
+
+    model_name: str
+    model_type: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    kv_bytes_per_token: int
+    kv_pool_bytes: int
+    prefix_index: str
+    eviction_policy: str
+    enable_prefix_caching: bool
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    weights_bytes: int
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Token slots in the pool."""
+        return self.num_blocks * self.block_size
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Gauges as of now, and counters since the engine started.  Token counts unless said."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """Everything one step brought."""
+
+    outputs: tuple[RequestOutput, ...]
+    stats: EngineStats
+
+
+class ResetDone(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `ResetPrefixCache`."""
+
+    call_id: int
+    success: bool
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start; ``error`` is the sentence for the user."""
+
+    error: str
+
+
+FromEngine = EngineInfo | StepOutputs | ResetDone | StartFailed

@@ -1,0 +1,103 @@
+"""Logits → tokens.
+
+A row's token depends on its logits, its parameters and one number drawn for it, never on the other
+rows.  The number is a hash, not the state of a generator: preemption and restart change nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headstart.engine.request import SamplingParams, ScheduledRow
+
+# Candidates looked at first where top_k or top_p narrow the choice: sorting a whole vocabulary costs
+# eight times as much, and seldom finds more.  A constant, so that ties fall alike in every batch.
+_CANDIDATES = 1024
+
+
+class Sampler:
+    """Chooses tokens.  ``seed`` draws for requests that bring no seed of their own."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def sample(self, logits: Tensor, rows: Sequence[ScheduledRow]) -> list[int | None]:
+        """One token for each row of ``logits`` [R, vocab_size] (float32); row i belongs to ``rows[i]``.
+
+        ``None`` where no choice is possible: logits that are NaN, +inf, or all -inf.
+        """
+        if not rows:
+            return []
+        highest, tokens = logits.max(dim=-1)  # NaN counts as the highest, so one pass finds it
+        possible = highest.isfinite().tolist()
+        drawn = [i for i, row in enumerate(rows) if possible[i] and row.params.temperature > 0]
+        plain = [i for i in drawn if not _narrows(rows[i].params)]
+        narrowed = [i for i in drawn if _narrows(rows[i].params)]
+        for chosen, draw in ((plain, _draw), (narrowed, _draw_narrowed)):
+            if chosen:
+                some = [rows[i] for i in chosen]
+                where = torch.tensor(chosen, device=logits.device)
+                heat = logits.new_tensor([row.params.temperature for row in some])[:, None]
+                # Shifted before it is divided: a tiny temperature must not overflow.
+                scaled = (logits[where] - highest[where, None]) / heat
+                numbers = logits.new_tensor([self._number(row) for row in some])[:, None]
+                tokens[where] = draw(scaled, numbers, [row.params for row in some])
+        return [token if ok else None for token, ok in zip(tokens.tolist(), possible, strict=True)]
+
+    def _number(self, row: ScheduledRow) -> float:
+        """In [0, 1), in steps that float32 can tell apart; the same for the same seed and output position."""
+        seed = row.params.seed
+        source = f"engine {self._seed} {row.request_id}" if seed is None else f"request {seed}"
+        digest = hashlib.blake2b(f"{source} {row.num_output_tokens}".encode(), digest_size=3).digest()
+        return int.from_bytes(digest, "little") / 2**24
+
+
+def _narrows(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0
+
+
+def _draw(scaled: Tensor, numbers: Tensor, _params: Sequence[SamplingParams]) -> Tensor:
+    """Tokens [R] by inverting the distribution of ``scaled`` [R, V], whose maximum is 0 in each row."""
+    return _invert(scaled.exp(), numbers)[:, 0]
+
+
+def _draw_narrowed(scaled: Tensor, numbers: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """As `_draw` among each row's ``top_k`` largest, and of those the fewest that make up ``top_p``."""
+    whole = scaled.exp().sum(dim=-1, keepdim=True)
+    tokens, complete = _draw_sorted(scaled, numbers, params, whole, min(_CANDIDATES, scaled.shape[1]))
+    if not complete.all():
+        short = (~complete).nonzero()[:, 0]
+        some = [params[i] for i in short.tolist()]
+        tokens[short], _ = _draw_sorted(scaled[short], numbers[short], some, whole[short], scaled.shape[1])
+    return tokens
+
+
+def _draw_sorted(
+    scaled: Tensor, numbers: Tensor, params: Sequence[SamplingParams], whole: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens [R] chosen among the ``count`` largest, and [R] whether these were all that may be chosen."""
+    vocab_size = scaled.shape[1]
+    largest, order = scaled.topk(count, dim=-1)
+    top_k = torch.tensor([p.top_k or vocab_size for p in params], device=scaled.device)[:, None]
+    top_p = scaled.new_tensor([p.top_p if p.top_p < 1.0 else torch.inf for p in params])[:, None]
+    ranks = torch.arange(count, device=scaled.device)
+    weights = largest.exp() * (ranks < top_k)
+    up_to = weights.cumsum(dim=-1)
+    limited = top_k < vocab_size  # then top_p is a share of the top_k, else of everything
+    nucleus = top_p * torch.where(limited, up_to[:, -1:], whole)
+    chosen = _invert(weights * (up_to - weights < nucleus), numbers)
+    complete = torch.where(limited, top_k <= count, up_to[:, -1:] >= nucleus)[:, 0] | (count == vocab_size)
+    return order.gather(1, chosen)[:, 0], complete
+
+
+def _invert(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Indices [R, 1]: where the running sum of ``weights`` [R, n] first exceeds ``numbers`` [R, 1] of all."""
+    up_to = weights.cumsum(dim=-1)
+    total = up_to[:, -1:]
+    # Rounding up to the total would choose behind the last weight.
+    target = torch.minimum(numbers * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(up_to, target, right=True)

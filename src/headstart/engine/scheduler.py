@@ -1,0 +1,208 @@
+"""Which tokens the next step computes.
+
+There are no phases.  Every request only catches up from ``num_computed_tokens`` to ``num_tokens``: a
+prompt does so in chunks, a decoding request one token at a time.  A step spends
+``max_num_batched_tokens`` over at most ``max_num_seqs`` requests, running ones first, then waiting
+ones in the order of arrival; tokens that the cache has cost nothing.
+
+Progress: the request that runs longest takes blocks from those that came after it, and no request
+is let in that could not fit an empty pool, so the oldest always advances.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from headstart.cache import BlockCopy, KVCacheManager
+from headstart.config import SchedulerConfig
+from headstart.engine.request import FinishReason, Request, RequestOutput, ScheduledRow, StepPlan, StepResult
+
+
+class Scheduler:
+    """Owns every live request: queued (``waiting``) or holding blocks (``running``)."""
+
+    def __init__(self, config: SchedulerConfig, manager: KVCacheManager) -> None:
+        self.config = config
+        self.manager = manager
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self._requests: dict[str, Request] = {}
+        self._admitted: list[Request] = []  # by the step that is open, in order
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would have anything to do."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request that `Limits` has let in."""
+        self._requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request between steps and free its blocks; False if it is not (or no longer) here."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._remove(request)
+        return True
+
+    # -- planning --------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan:
+        """The next step's rows, with their slots granted.  Ends with `commit` or `rollback`."""
+        self.manager.begin_step(now)
+        self._admitted = []
+        rows: list[ScheduledRow] = []
+        copies: list[BlockCopy] = []
+        budget, preempted = self._plan_running(rows, copies)
+        if not preempted:
+            self._plan_waiting(rows, copies, budget)
+        return StepPlan(tuple(rows), tuple(copies))
+
+    def _plan_running(self, rows: list[ScheduledRow], copies: list[BlockCopy]) -> tuple[int, bool]:
+        """Rows for running requests.  Returns the budget left and whether anyone was preempted."""
+        budget = self.config.max_num_batched_tokens
+        before = self.num_preemptions
+        place = 0
+        while place < len(self.running) and budget > 0:
+            request = self.running[place]
+            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            grant = self.manager.allocate_slots(request.cache, count)
+            while grant is None and self._preempt_last() is not request:
+                grant = self.manager.allocate_slots(request.cache, count)
+            if grant is None:
+                break
+            copies.extend(grant.copies)
+            rows.append(self._row(request, count))
+            budget -= count
+            place += 1
+        return budget, self.num_preemptions > before
+
+    def _preempt_last(self) -> Request:
+        """Send the request that was let in last back to the head of the queue; its blocks stay findable.
+
+        Victims come from the tail and rows are planned from the head, so none has a row yet.
+        """
+        victim = self.running.pop()
+        self.manager.free(victim.cache)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(victim)
+        return victim
+
+    def _plan_waiting(self, rows: list[ScheduledRow], copies: list[BlockCopy], budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            count = self._admit(request, copies, budget)
+            if count is None:
+                break
+            self.waiting.popleft()
+            self.running.append(request)
+            self._admitted.append(request)
+            rows.append(self._row(request, count))
+            budget -= count
+
+    def _admit(self, request: Request, copies: list[BlockCopy], budget: int) -> int | None:
+        """How many tokens the request may compute in this step, its blocks granted; None: no room."""
+        hit = self.manager.get_computed_blocks(request.cache)
+        attempts = [hit] if hit.copy is None else [hit, hit.without_copy()]  # keeping its source costs room
+        for attempt in attempts:
+            count = min(request.num_tokens - attempt.num_tokens, budget)
+            grant = self.manager.allocate_slots(request.cache, count, attempt)
+            if grant is not None:
+                copies.extend(grant.copies)
+                request.num_computed_tokens = attempt.num_tokens
+                if request.num_cached_tokens is None:
+                    request.num_cached_tokens = attempt.num_tokens
+                return count
+        return None
+
+    def _row(self, request: Request, count: int) -> ScheduledRow:
+        start = request.num_computed_tokens
+        return ScheduledRow(
+            request_id=request.request_id,
+            token_ids=request.cache.tokens[start : start + count].tolist(),
+            start=start,
+            block_ids=self.manager.block_table(request.request_id),
+            sample=start + count == request.num_tokens,
+            params=request.params,
+            num_output_tokens=request.num_output_tokens,
+        )
+
+    # -- the end of a step -----------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """The step was computed: take in its tokens.  Returns what each request has to tell."""
+        self.manager.commit_step()
+        outputs = []
+        for row in plan.rows:
+            request = self._requests[row.request_id]
+            request.num_computed_tokens = row.start + len(row.token_ids)
+            if not row.sample:
+                continue
+            error = result.failed.get(row.request_id)
+            if error is not None:
+                outputs.append(self._finish(request, "error", error=error))
+                continue
+            token = result.sampled[row.request_id]
+            request.cache.append(token)
+            reason = self._finish_reason(request, token)
+            if reason is None:
+                outputs.append(self._output(request, (token,)))
+            else:
+                outputs.append(self._finish(request, reason, (token,)))
+        return outputs
+
+    def rollback(self) -> None:
+        """The step was not computed: every request stands as before it, those it admitted wait again."""
+        self.manager.rollback_step()
+        for request in reversed(self._admitted):
+            self.running.remove(request)
+            request.num_computed_tokens = 0
+            if request.num_preemptions == 0:
+                request.num_cached_tokens = None
+            self.waiting.appendleft(request)
+        self._admitted = []
+
+    def fail(self, plan: StepPlan, error: str) -> list[RequestOutput]:
+        """The step broke: roll it back and end the requests that had a row in it."""
+        self.rollback()
+        return [self._finish(self._requests[row.request_id], "error", error=error) for row in plan.rows]
+
+    @staticmethod
+    def _finish_reason(request: Request, token: int) -> FinishReason | None:
+        if token in request.params.stop_token_ids:
+            return "stop"
+        if request.num_output_tokens >= request.max_tokens:
+            return "length"
+        return None
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        token_ids: tuple[int, ...] = (),
+        error: str | None = None,
+    ) -> RequestOutput:
+        self._remove(request)
+        return self._output(request, token_ids, reason, error)
+
+    @staticmethod
+    def _output(
+        request: Request,
+        token_ids: tuple[int, ...],
+        reason: FinishReason | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        return RequestOutput(request.request_id, token_ids, request.num_cached_tokens or 0, reason, error)
+
+    def _remove(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        if request in self.running:
+            self.running.remove(request)
+            self.manager.free(request.cache)
+        else:
+            self.waiting.remove(request)

@@ -1,0 +1,74 @@
+"""Every exception headstart raises on purpose.
+
+::
+
+    HeadstartError
+    ├── ConfigError              an option that makes no sense, or two that contradict each other
+    ├── ModelError               a model that cannot be served
+    │   ├── ModelNotFoundError       no such name, directory or file
+    │   ├── DownloadError            the files could not be fetched
+    │   ├── CorruptModelError        wrong checksum, truncated file, missing tensor
+    │   └── UnsupportedModelError    an architecture or tensor type we do not know
+    ├── RequestError             a request that cannot be served as asked; the caller can fix it
+    ├── EngineError              the engine failed while serving
+    │   └── EngineDeadError          its process is gone
+    └── CacheError               a law of the cache is broken, or its door was misused
+
+A lack of room is never an exception: it is a value (``None`` from ``allocate_slots``).
+"""
+
+
+class HeadstartError(Exception):
+    """Base of all errors raised on purpose; its text is one sentence for a person."""
+
+
+class ConfigError(HeadstartError):
+    """An option that makes no sense, or two that contradict each other."""
+
+
+class ModelError(HeadstartError):
+    """A model that cannot be served."""
+
+
+class ModelNotFoundError(ModelError):
+    """No built-in name, directory or file of that name."""
+
+
+class DownloadError(ModelError):
+    """The model's files could not be fetched."""
+
+
+class CorruptModelError(ModelError):
+    """A wrong checksum, a truncated file or a missing tensor."""
+
+
+class UnsupportedModelError(ModelError):
+    """An architecture, tensor type or option of a model that headstart does not know."""
+
+
+class RequestError(HeadstartError):
+    """A request that cannot be served as asked.
+
+    ``param`` names the field at fault and ``code`` is a stable word for programs, both as in
+    OpenAI's error object; ``status`` is the HTTP status that a server answers with.
+    """
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class EngineError(HeadstartError):
+    """The engine failed while serving; the request may be tried again."""
+
+
+class EngineDeadError(EngineError):
+    """The engine's process is gone."""
+
+
+class CacheError(HeadstartError):
+    """A law of the cache is broken, or its door was used in a way that has no meaning."""

@@ -1,0 +1,119 @@
+"""A headstart server of our own, for as long as something is measured on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from headstart.errors import EngineError
+
+_ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+_LAST_LINES = 20  # of the server's output are kept, to show why it ended
+
+
+def serve_command(model: str, *options: str) -> list[str]:
+    """The command that serves ``model`` on a free port of this machine, with this very Python."""
+    return [sys.executable, "-m", "headstart", "serve", model, "--host", "127.0.0.1", "--port", "0", *options]
+
+
+@contextmanager
+def running_server(command: Sequence[str], *, start_timeout: float = 600.0) -> Iterator[str]:
+    """The base URL of a server that runs until the block is left, whatever ends it.
+
+    ``command`` must print a line with its address, ``http://127.0.0.1:PORT``, once it accepts requests.
+    SIGTERM and SIGHUP end the block as Ctrl-C does (in the main thread), so that no server outlives us.
+    Raises ``EngineError`` with the server's last words if it ends before that line, or has not printed
+    it after ``start_timeout`` seconds.
+    """
+    with _signals_raise():
+        # A session of its own: Ctrl-C reaches us alone, and we stop the server and all its children.
+        process = subprocess.Popen(  # noqa: S603 - the command is our caller's, no shell reads it
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        output = _Output(process)
+        try:
+            yield output.address(start_timeout)
+        finally:
+            _stop(process)
+            output.close()
+
+
+class _Output:
+    """Reads all that the server prints, so that it never waits for us, and keeps the end of it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._found: SimpleQueue[str | None] = SimpleQueue()  # an address, or None when the output ended
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._last.append(line.rstrip())
+            if found := _ADDRESS.search(line):
+                self._found.put(found[0])
+        self._found.put(None)
+
+    def address(self, timeout: float) -> str:
+        """The address, once it is printed."""
+        try:
+            address = self._found.get(timeout=timeout)
+            what = "ended before it served"
+        except Empty:
+            address = None
+            what = f"did not serve within {timeout:g} seconds"
+        if address is None:
+            said = "\n".join(line for line in list(self._last) if line) or "(it said nothing)"
+            raise EngineError(f"the server {what}: {said}")
+        return address
+
+    def close(self) -> None:
+        """Wait until the rest is read; the process must have ended."""
+        self._thread.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Ask the server to end, give it 15 seconds, then take down what is left of it and its children."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=15)
+    with suppress(ProcessLookupError):  # as it should be: all of them are gone
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let the signals that would end us on the spot raise ``SystemExit`` instead."""
+
+    def leave(signum: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

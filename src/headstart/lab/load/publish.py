@@ -1,0 +1,36 @@
+"""Figures in documents: what lies between two markers is made by a script, and by it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from headstart.errors import ConfigError
+
+
+def replace_section(text: str, name: str, content: str) -> str:
+    """``text`` with ``content`` between ``<!-- bench:NAME -->`` and the ``<!-- /bench -->`` after it.
+
+    Raises ``ConfigError`` unless the first marker is there once and the second follows.
+    """
+    start, end = f"<!-- bench:{name} -->", "<!-- /bench -->"
+    before, found, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed or start in after:
+        raise ConfigError(f"the text needs {start} once, followed by {end}")
+    return f"{before}{start}\n\n{content.strip()}\n\n{end}{after}"
+
+
+def publish(name: str, contents: Mapping[Path, str]) -> None:
+    """Put each content into its file, between the markers of ``name``; into all files or none.
+
+    Raises ``ConfigError`` for a file that is not there or lacks the markers, before anything is written.
+    """
+    changed = {}
+    for path, content in contents.items():
+        try:
+            changed[path] = replace_section(path.read_text(encoding="utf-8"), name, content)
+        except (OSError, ConfigError) as error:
+            raise ConfigError(f"{path} cannot show {name}: {error}") from error
+    for path, text in changed.items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,191 @@
+"""The Llama family's decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+Shapes: T tokens of all sequences of a batch, laid end to end; H query heads on KVH key-value heads of
+``head_dim``.  Weights come in under Hugging Face's names.  The oracle is transformers' ``LlamaForCausalLM``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every reader of torch knows
+from torch import Tensor
+
+from headstart.model.attention import AttentionBackend, AttentionStep
+from headstart.model.batch import ForwardBatch
+from headstart.model.kv_pool import KVPool
+from headstart.model.linear import DenseLinear, Linear
+from headstart.model.source import ModelFiles
+from headstart.model.spec import Llama3RopeScaling, ModelSpec
+from headstart.model.weights import load_weights
+
+
+def load_model(files: ModelFiles, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> LlamaModel:
+    """The model of ``files``, ready to compute on ``device``.
+
+    Raises ``ModelError`` for files that are damaged or of an unknown kind.
+    """
+    return LlamaModel(spec, load_weights(files, spec, dtype=dtype), device)
+
+
+class LlamaModel:
+    """A decoder with its weights on one device.
+
+    ``weights`` is emptied on the way, so that no tensor is held twice while others are being stacked.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], device: torch.device) -> None:
+        def take(name: str) -> Tensor:
+            return weights.pop(f"{name}.weight").to(device)
+
+        self.spec = spec
+        self.device = device
+        self._embedding = take("model.embed_tokens")
+        self._layers = [DecoderLayer.take(spec, index, take) for index in range(spec.num_layers)]
+        self._norm = take("model.norm")
+        self._lm_head = DenseLinear(self._embedding if spec.tie_word_embeddings else take("lm_head"))
+        self._rotary = Rotary(spec, device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations, hence of K and V."""
+        return self._embedding.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights; a tied output matrix counts once."""
+        head = 0 if self.spec.tie_word_embeddings else self._lm_head.nbytes
+        return self._embedding.nbytes + head + self._norm.nbytes + sum(layer.nbytes for layer in self._layers)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, pool: KVPool, attention: AttentionBackend) -> Tensor:
+        """Logits [R, vocab_size] in float32 of ``batch.logit_rows``.
+
+        Writes K and V of all T tokens into ``pool``.
+        """
+        hidden = F.embedding(batch.token_ids, self._embedding)
+        cos, sin = self._rotary(batch.positions, hidden.dtype)
+        step = Step(cos, sin, batch.slots, pool, attention.prepare(batch, pool))
+        for layer in self._layers:
+            hidden = layer.forward(hidden, step)
+        last = rms_norm(hidden[batch.logit_rows], self._norm, self.spec.rms_norm_eps)
+        return self._lm_head(last).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers share in one forward pass: rotations, and where K and V go and are read."""
+
+    cos: Tensor
+    sin: Tensor
+    slots: Tensor
+    pool: KVPool
+    attention: AttentionStep
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer: attention, then the gated feed-forward, each on the normed stream and added to it."""
+
+    spec: ModelSpec
+    index: int
+    input_norm: Tensor
+    qkv: Linear
+    output: Linear
+    post_attention_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+    @classmethod
+    def take(cls, spec: ModelSpec, index: int, take: WeightSource) -> DecoderLayer:
+        """Layer ``index`` with its weights; q, k, v and gate, up are stacked: one product each."""
+        layer = f"model.layers.{index}"
+        return cls(
+            spec,
+            index,
+            input_norm=take(f"{layer}.input_layernorm"),
+            qkv=DenseLinear(*(take(f"{layer}.self_attn.{name}_proj") for name in "qkv")),
+            output=DenseLinear(take(f"{layer}.self_attn.o_proj")),
+            post_attention_norm=take(f"{layer}.post_attention_layernorm"),
+            gate_up=DenseLinear(*(take(f"{layer}.mlp.{name}_proj") for name in ("gate", "up"))),
+            down=DenseLinear(take(f"{layer}.mlp.down_proj")),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights."""
+        norms = self.input_norm.nbytes + self.post_attention_norm.nbytes
+        return norms + sum(linear.nbytes for linear in (self.qkv, self.output, self.gate_up, self.down))
+
+    def forward(self, hidden: Tensor, step: Step) -> Tensor:
+        """The stream [T, hidden_size] after this layer; writes the layer's K and V into the pool."""
+        spec = self.spec
+        normed = rms_norm(hidden, self.input_norm, spec.rms_norm_eps)
+        heads = self.qkv(normed).view(len(hidden), -1, spec.head_dim)
+        queries, rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
+        qk = rotate(heads[:, :rotated], step.cos, step.sin)
+        q, k, v = qk[:, :queries], qk[:, queries:], heads[:, rotated:]
+        # A law: K and V of all sequences are in the pool before any of them attends, because requests
+        # admitted in one step share the blocks that one of them fills in this step.
+        step.pool.write(self.index, step.slots, k, v)
+        attended = step.attention.attend(self.index, q)
+        hidden = hidden + self.output(attended.flatten(1))
+
+        normed = rms_norm(hidden, self.post_attention_norm, spec.rms_norm_eps)
+        gate, up = self.gate_up(normed).chunk(2, dim=-1)
+        return hidden.add_(self.down(F.silu(gate).mul_(up)))
+
+
+class WeightSource(Protocol):
+    """Gives the weight of a module by its Hugging Face name, once."""
+
+    def __call__(self, name: str) -> Tensor:
+        """The tensor ``name.weight`` on the model's device."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x`` [T, n] scaled to a root mean square of one, times ``weight`` [n].
+
+    https://arxiv.org/abs/1910.07467
+    """
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x`` [T, heads, head_dim] rotated by its positions: dimension i is paired with i + head_dim / 2.
+
+    ``sin`` carries the minus of the first half, so that a roll does for (-x2, x1).
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+class Rotary:
+    """Rotary position embedding (https://arxiv.org/abs/2104.09864): cosines and sines of positions."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device=device) / spec.head_dim
+        self._frequencies = 1.0 / spec.rope_theta**exponents
+        if spec.rope_scaling is not None:
+            self._frequencies = scale_llama3(self._frequencies, spec.rope_scaling)
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [T, 1, head_dim], as `rotate` wants them, for ``positions`` [T]."""
+        angles = positions[:, None, None].float() * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def scale_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
+    """Radians per token [n], slowed down by ``scaling.factor`` where a wave is long; short waves stay.
+
+    Counted in turns over the original context: at ``high_freq_factor`` turns and more a frequency stays,
+    at ``low_freq_factor`` and fewer it is divided, and in between it is interpolated linearly.  The
+    formula of Llama 3.1's reference code (``apply_scaling`` in llama-models, models/llama3/model.py).
+    """
+    turns = frequencies * scaling.original_max_position_embeddings / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scaling.factor)

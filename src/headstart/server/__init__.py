@@ -1,0 +1,1 @@
+"""The HTTP process: OpenAI-compatible routes, streaming, metrics.  Imports no torch."""

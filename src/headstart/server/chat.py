@@ -1,0 +1,124 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headstart.errors import RequestError
+from headstart.server.front import Front, Ticket, require_json
+from headstart.server.generation import Generation, usage_of
+from headstart.server.protocol import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatReply,
+    ChatRequest,
+    Delta,
+    Message,
+    ReplyMessage,
+)
+from headstart.server.streaming import EventStream, json_response, until_disconnect
+
+# `ChatTemplate.render`'s own arguments, which chat_template_kwargs must not touch.
+RESERVED_VARIABLES = {"self", "messages", "tools", "add_generation_prompt"}
+
+
+def router(front: Front) -> APIRouter:
+    """The chat route of ``front``."""
+    routes = APIRouter(dependencies=[Depends(require_json)])
+
+    @routes.post("/v1/chat/completions", response_model=ChatReply)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation, whole or (``stream``) as it is generated."""
+        ticket = front.admit(body, "chatcmpl")
+        params = body.sampling(front.tokenizer.eos_token_ids)
+        prompt = await front.encode(_render(front, body), add_special_tokens=False)
+        generation = front.generate(prompt, params, ticket, prompt_field="messages")
+        if body.stream:
+            return EventStream(_chunks(front, ticket, generation, include_usage=body.include_usage))
+        reply = await until_disconnect(request.receive, _whole(front, ticket, generation))
+        return json_response(reply)
+
+    return routes
+
+
+def _render(front: Front, body: ChatRequest) -> str:
+    """The conversation as the text that the model was trained on."""
+    if front.template is None:
+        raise RequestError(
+            f"the model {front.model!r} has no chat template; send a prompt to /v1/completions instead",
+            param="messages",
+            code="no_chat_template",
+        )
+    variables = body.chat_template_kwargs or {}
+    if reserved := RESERVED_VARIABLES & variables.keys():
+        raise RequestError(
+            f"chat_template_kwargs must not set {', '.join(sorted(reserved))}: they are fields of their own",
+            param="chat_template_kwargs",
+            code="invalid_value",
+        )
+    return front.template.render(
+        [_as_the_template_sees_it(message) for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        **variables,
+    )
+
+
+def _as_the_template_sees_it(message: Message) -> dict[str, Any]:
+    """Templates know no developer: OpenAI's newer word for the system role."""
+    role = "system" if message.role == "developer" else message.role
+    name = {} if message.name is None else {"name": message.name}
+    return {"role": role, "content": message.content, **name}
+
+
+async def _whole(front: Front, ticket: Ticket, generation: Generation) -> ChatReply:
+    async with aclosing(generation.pieces()) as pieces:
+        collected = [piece async for piece in pieces]
+    finish_reason = collected[-1].finish_reason
+    assert finish_reason is not None
+    text = "".join(piece.text for piece in collected)
+    message = ReplyMessage(role="assistant", content=text, refusal=None)
+    return ChatReply(
+        id=ticket.id,
+        object="chat.completion",
+        created=ticket.created,
+        model=front.model,
+        choices=[ChatChoice(index=0, message=message, logprobs=None, finish_reason=finish_reason)],
+        usage=usage_of([generation]),
+    )
+
+
+async def _chunks(
+    front: Front, ticket: Ticket, generation: Generation, *, include_usage: bool
+) -> AsyncGenerator[ChatChunk, None]:
+    """The role with the first token, then text, the reason why it ended, and the usage if asked for."""
+    head: dict[str, Any] = {
+        "id": ticket.id,
+        "object": "chat.completion.chunk",
+        "created": ticket.created,
+        "model": front.model,
+    }
+    no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
+
+    def chunk(delta: Delta, finish_reason: Any = None) -> ChatChunk:
+        choice = ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=finish_reason)
+        return ChatChunk(**head, choices=[choice], **no_usage_yet)
+
+    role_sent = False
+    async with aclosing(generation.pieces()) as pieces:
+        async for piece in pieces:
+            if not role_sent:
+                yield chunk(Delta(role="assistant", content=""))
+                role_sent = True
+            if piece.text:
+                yield chunk(Delta(content=piece.text))
+            if piece.finish_reason:
+                yield chunk(Delta(), piece.finish_reason)
+    if include_usage:
+        yield ChatChunk(**head, choices=[], usage=usage_of([generation]))

@@ -1,0 +1,80 @@
+"""``POST /v1/completions``: each prompt, text or token ids, gives one choice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headstart.server.front import Front, Ticket, require_json
+from headstart.server.generation import Generation, Piece, merged, usage_of
+from headstart.server.protocol import CompletionChoice, CompletionReply, CompletionRequest
+from headstart.server.streaming import EventStream, json_response, until_disconnect
+
+
+def router(front: Front) -> APIRouter:
+    """The completions route of ``front``."""
+    routes = APIRouter(dependencies=[Depends(require_json)])
+
+    @routes.post("/v1/completions", response_model=CompletionReply)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue each prompt, whole or (``stream``) as it is generated."""
+        ticket = front.admit(body, "cmpl")
+        params = body.sampling(front.tokenizer.eos_token_ids)
+        prompts = [
+            prompt if isinstance(prompt, list) else await front.encode(prompt, add_special_tokens=True)
+            for prompt in body.prompts
+        ]
+        generations = [
+            front.generate(prompt, params, ticket, index=index) for index, prompt in enumerate(prompts)
+        ]
+        if body.stream:
+            return EventStream(_chunks(front, ticket, generations, include_usage=body.include_usage))
+        reply = await until_disconnect(request.receive, _whole(front, ticket, generations))
+        return json_response(reply)
+
+    return routes
+
+
+async def _whole(front: Front, ticket: Ticket, generations: Sequence[Generation]) -> CompletionReply:
+    collected: list[list[Piece]] = [[] for _ in generations]
+    async with aclosing(merged(generations)) as pieces:
+        async for piece in pieces:
+            collected[piece.index].append(piece)
+    choices = [
+        _choice(index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason)
+        for index, pieces in enumerate(collected)
+    ]
+    return CompletionReply(**_head(front, ticket), choices=choices, usage=usage_of(generations))
+
+
+async def _chunks(
+    front: Front, ticket: Ticket, generations: Sequence[Generation], *, include_usage: bool
+) -> AsyncGenerator[CompletionReply, None]:
+    """Text as it comes, each choice's last with the reason why it ended, then the usage if asked for."""
+    head = _head(front, ticket)
+    no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
+    async with aclosing(merged(generations)) as pieces:
+        async for piece in pieces:
+            if piece.text or piece.finish_reason:
+                choice = _choice(piece.index, piece.text, piece.finish_reason)
+                yield CompletionReply(**head, choices=[choice], **no_usage_yet)
+    if include_usage:
+        yield CompletionReply(**head, choices=[], usage=usage_of(generations))
+
+
+def _choice(index: int, text: str, finish_reason: Any) -> CompletionChoice:
+    return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=finish_reason)
+
+
+def _head(front: Front, ticket: Ticket) -> dict[str, Any]:
+    return {
+        "id": ticket.id,
+        "object": "text_completion",
+        "created": ticket.created,
+        "model": front.model,
+    }

@@ -1,0 +1,155 @@
+"""Every failure as OpenAI's error object, with the right status.
+
+Whatever goes wrong becomes an exception of `headstart.errors`, and one function turns that tree into an
+answer; so a plain reply, a stream that had begun and an unknown route all speak alike.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from headstart.errors import EngineDeadError, HeadstartError, RequestError
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is left to read it
+
+
+class ErrorBody(BaseModel):
+    """What went wrong: a sentence, its kind, the field at fault and a stable word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """OpenAI's error object."""
+
+    error: ErrorBody
+
+
+# For the OpenAPI document, in place of FastAPI's own form of validation errors.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorReply, "description": "The request is at fault; ``error.param`` names the field."},
+    "5XX": {"model": ErrorReply, "description": "The server is at fault; the request may be tried again."},
+}
+
+
+def describe(error: Exception) -> tuple[int, ErrorReply]:
+    """The HTTP status and the error object for ``error``.
+
+    What is not of our tree is a bug: its text stays in the log and the client gets a plain sentence.
+    """
+    match error:
+        case RequestError():
+            status = error.status
+            body = ErrorBody(
+                message=str(error), type="invalid_request_error", param=error.param, code=error.code
+            )
+        case HeadstartError():
+            status = 503 if isinstance(error, EngineDeadError) else 500
+            body = ErrorBody(message=str(error), type="server_error", param=None, code=None)
+        case _:
+            status = 500
+            body = ErrorBody(
+                message="the server failed on this request; its log says how",
+                type="server_error",
+                param=None,
+                code="internal_error",
+            )
+    return status, ErrorReply(error=body)
+
+
+def install(app: FastAPI) -> None:
+    """Make every exception that leaves a route of ``app`` an error object."""
+
+    async def ours(_request: Request, error: Exception) -> Response:
+        status, reply = describe(error)
+        return JSONResponse(reply.model_dump(), status)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return await ours(request, _from_validation(error.errors()[0]))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = await ours(request, _from_http(request, error))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(HeadstartError, ours)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_exception_handler(Exception, ours)  # starlette raises it again for the log
+
+
+def _from_validation(error: Any) -> RequestError:
+    """Pydantic's first complaint as a sentence; the custom kinds are those of `server.protocol`."""
+    param = _path(error["loc"][1:])
+    details = error.get("ctx", {})
+    given = reprlib.repr(error["input"])  # shortened: a million tokens would be no help
+    code = "invalid_value"
+    match error["type"]:
+        case "json_invalid":
+            where = error["loc"][1]
+            message = f"the body is not valid JSON: {details['error']} at character {where}"
+            return RequestError(message, code="invalid_json")
+        case _ if not param:
+            return RequestError("the body must be a JSON object", code="invalid_type")
+        case "missing":
+            message, code = f"{param} is missing", "missing_required_parameter"
+        case "too_short":
+            message = f"{param} must not be empty"
+        case "list_type":
+            message = f"{param} must be a list, got {given}"
+        case "model_attributes_type":
+            message = f"{param} must be an object, got {given}"
+        case "must_be":
+            message = f"{param} must be {details['allowed']}, got {given}"
+        case "not_yet":
+            message = f"{param} is not supported yet: leave it out or send {details['neutral']}, got {given}"
+            code = "unsupported_parameter"
+        case _:
+            message = f"{param}: {error['msg']}, got {given}"
+    return RequestError(message, param=param, code=code)
+
+
+def _from_http(request: Request, error: HTTPException) -> RequestError:
+    """The framework's own refusals, in words."""
+    asked = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            return RequestError(
+                f"there is no {asked}; GET /openapi.json lists what there is", code="unknown_url", status=404
+            )
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            return RequestError(
+                f"{asked} is not possible: use {allowed}", code="method_not_supported", status=405
+            )
+        case 400:
+            return RequestError("the body is not valid JSON in UTF-8", code="invalid_json")
+        case status:
+            detail = error.detail or HTTPStatus(status).phrase.lower()
+            return RequestError(str(detail), status=status)
+
+
+def _path(location: tuple[str | int, ...]) -> str:
+    """``("messages", 0, "role")`` as ``messages[0].role``."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

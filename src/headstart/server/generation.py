@@ -1,0 +1,128 @@
+"""One prompt's way through the engine: tokens come in, text goes out, and the bill is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from headstart.engine.request import FinishReason, RequestOutput
+from headstart.errors import EngineError
+from headstart.server.metrics import RequestTimer
+from headstart.server.protocol import PromptTokensDetails, Usage
+from headstart.text import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that one step settled; the last piece of a generation has a ``finish_reason``."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+class Generation:
+    """The answer to one prompt; ``pieces`` may be run through once.
+
+    Owns ``outputs``, the engine's side: it is closed, and so aborted there, when the text ends at a stop
+    string and when ``pieces`` is closed or cancelled before its end.
+    """
+
+    def __init__(
+        self,
+        outputs: AsyncGenerator[RequestOutput, None],
+        text: TextStream,
+        timer: RequestTimer,
+        *,
+        num_prompt_tokens: int,
+        index: int,
+    ) -> None:
+        self.index = index
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = 0
+        self._outputs = outputs
+        self._text = text
+        self._timer = timer
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens generated so far, the one that ended the text included and none after it."""
+        return self._text.num_tokens
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The text as it is settled.  Raises `EngineError` when the engine fails."""
+        ended: FinishReason = "abort"  # unless one of the ends below is reached first
+        try:
+            async with aclosing(self._outputs):
+                async for output in self._outputs:
+                    if output.finish_reason == "error":
+                        raise EngineError(output.error or "the engine failed on this request")
+                    self._timer.tokens(len(output.token_ids))
+                    self.num_cached_tokens = output.num_cached_tokens
+                    piece = self._settle(output)
+                    ended = piece.finish_reason or ended
+                    yield piece
+                    if piece.finish_reason:
+                        return
+            raise EngineError("the engine ended this request without saying why")
+        except Exception:
+            ended = "error"
+            raise
+        finally:
+            self._timer.end(ended)
+
+    def _settle(self, output: RequestOutput) -> Piece:
+        text = self._text.push(output.token_ids)
+        if output.finish_reason:
+            text += self._text.finish()
+        return Piece(self.index, text, "stop" if self._text.stopped else output.finish_reason)
+
+
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[Piece, None]:
+    """The pieces of all generations as they come; the first failure ends them all.
+
+    Each generation runs in a task of its own; all have ended, and are unwound, when this one has.
+    """
+    arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=len(generations))
+
+    async def forward(generation: Generation) -> None:
+        try:
+            async with aclosing(generation.pieces()) as pieces:
+                async for piece in pieces:
+                    await arrived.put(piece)
+        except Exception as error:  # noqa: BLE001 - raised again below, in the consumer's task
+            await arrived.put(error)
+        else:
+            await arrived.put(None)
+
+    tasks = [asyncio.create_task(forward(generation)) for generation in generations]
+    running = len(tasks)
+    try:
+        while running:
+            match await arrived.get():
+                case Piece() as piece:
+                    yield piece
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def usage_of(generations: Iterable[Generation]) -> Usage:
+    """What the generations cost together, as of now."""
+    generations = list(generations)
+    prompt = sum(generation.num_prompt_tokens for generation in generations)
+    completion = sum(generation.num_completion_tokens for generation in generations)
+    cached = sum(generation.num_cached_tokens for generation in generations)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+    )

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.tiny_llama import GREEDY, row
+from torch import Tensor
+
+from headstart.engine.request import SamplingParams, ScheduledRow
+from headstart.engine.sampler import Sampler
+
+# Quantiles of chi-square at 1 - 1e-4, by degrees of freedom.
+CHI_SQUARE = {3: 21.1, 4: 23.5, 9: 33.7, 11: 37.4}
+SKEWED = torch.tensor([2.0, -1.0, 0.5, 3.0, 0.0, 1.5, -2.0, 2.5, 1.0, -0.5])
+
+
+def row_of(params: SamplingParams, *, name: str = "r", position: int = 0) -> ScheduledRow:
+    return row(name, [1], [0], params=params, num_output_tokens=position)
+
+
+def draws(logits: Tensor, params: SamplingParams, count: int) -> Tensor:
+    """``count`` tokens of one request, at its output positions 0 and up."""
+    rows = [row_of(params, position=position) for position in range(count)]
+    return torch.tensor(Sampler(0).sample(logits.expand(count, -1), rows))
+
+
+def chi_square(tokens: Tensor, expected: Tensor) -> float:
+    """Of token counts against probabilities; infinite if a token that cannot be was drawn."""
+    counts = torch.bincount(tokens, minlength=len(expected)).double()
+    can_be = expected > 0
+    if counts[~can_be].sum() > 0:
+        return float("inf")
+    expected = expected[can_be].double() * len(tokens)
+    return float(((counts[can_be] - expected) ** 2 / expected).sum())
+
+
+def test_greedy_is_the_largest() -> None:
+    logits = torch.randn(5, 300)
+    tokens = Sampler(0).sample(logits, [row_of(GREEDY)] * 5)
+    assert tokens == logits.argmax(-1).tolist()
+
+
+def test_no_rows() -> None:
+    assert Sampler(0).sample(torch.zeros(0, 10), []) == []
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_follow_the_distribution(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=1)
+    tokens = draws(SKEWED, params, 20_000)
+    assert chi_square(tokens, (SKEWED / temperature).softmax(0)) < CHI_SQUARE[9]
+
+
+def test_so_they_do_without_a_seed_of_their_own() -> None:
+    tokens = draws(SKEWED, SamplingParams(), 20_000)
+    assert chi_square(tokens, SKEWED.softmax(0)) < CHI_SQUARE[9]
+
+
+def test_one_position_of_many_requests_follows_the_distribution() -> None:
+    rows = [row_of(SamplingParams(), name=f"request-{i}") for i in range(20_000)]
+    tokens = torch.tensor(Sampler(0).sample(SKEWED.expand(20_000, -1), rows))
+    assert chi_square(tokens, SKEWED.softmax(0)) < CHI_SQUARE[9]
+
+
+def test_top_k_leaves_the_k_largest_in_proportion() -> None:
+    tokens = draws(SKEWED, SamplingParams(top_k=4, seed=1), 20_000)
+    kept = torch.zeros(10)
+    kept[[3, 7, 0, 5]] = SKEWED[[3, 7, 0, 5]].softmax(0)
+    assert chi_square(tokens, kept) < CHI_SQUARE[3]
+
+
+def test_top_p_leaves_the_fewest_that_make_it_up_in_proportion() -> None:
+    # The four largest hold 0.872 of the mass, five 0.926.
+    tokens = draws(SKEWED, SamplingParams(top_p=0.9, seed=1), 20_000)
+    kept = torch.zeros(10)
+    kept[[3, 7, 0, 5, 8]] = SKEWED[[3, 7, 0, 5, 8]].softmax(0)
+    assert chi_square(tokens, kept) < CHI_SQUARE[4]
+
+
+def test_top_p_is_a_share_of_what_top_k_left() -> None:
+    # Three hold 0.898 of the four largest's mass, but only 0.784 of the mass of all.
+    tokens = draws(SKEWED, SamplingParams(top_k=4, top_p=0.85, seed=1), 3000)
+    assert set(tokens.tolist()) == {3, 7, 0}
+
+
+def test_temperature_comes_before_top_p() -> None:
+    cold = draws(SKEWED, SamplingParams(temperature=0.2, top_p=0.85, seed=1), 3000)
+    hot = draws(SKEWED, SamplingParams(temperature=5.0, top_p=0.85, seed=1), 3000)
+    assert set(cold.tolist()) == {3}
+    assert len(set(hot.tolist())) == 8
+
+
+@pytest.mark.parametrize("params", [SamplingParams(top_k=1, seed=3), SamplingParams(top_p=1e-9, seed=3)])
+def test_the_narrowest_choice_is_greedy(params: SamplingParams) -> None:
+    assert set(draws(SKEWED, params, 200).tolist()) == {3}
+
+
+def test_top_k_beyond_the_vocabulary_is_no_limit() -> None:
+    tokens = draws(SKEWED, SamplingParams(top_k=50, seed=1), 20_000)
+    assert chi_square(tokens, SKEWED.softmax(0)) < CHI_SQUARE[9]
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (SamplingParams(top_p=0.9, seed=1), 2700),
+        (SamplingParams(top_k=2000, seed=1), 2000),
+        (SamplingParams(top_k=2000, top_p=0.75, seed=1), 1500),
+        (SamplingParams(top_k=1024, seed=1), 1024),
+    ],
+)
+def test_a_flat_distribution_wider_than_the_first_candidates(params: SamplingParams, kept: int) -> None:
+    logits = torch.linspace(1e-6, 0, 3000)  # falling, but nearly flat
+    order = torch.randperm(3000, generator=torch.Generator().manual_seed(0))
+    tokens = draws(logits[order], params, 3000)
+    ranks = order[tokens]
+    assert ranks.max() < kept + 2
+    assert ranks.max() > 0.99 * kept
+    twelfths = (ranks * 12 // (kept + 2)).clamp(max=11)
+    assert chi_square(twelfths, torch.full((12,), 1 / 12)) < CHI_SQUARE[11]
+
+
+def mixed_batch() -> tuple[Tensor, list[ScheduledRow]]:
+    """Every kind of row, one with a nucleus wider than the first candidates; logits with ties."""
+    kinds: Sequence[SamplingParams] = [
+        GREEDY,
+        SamplingParams(seed=5),
+        SamplingParams(seed=5, temperature=0.3, top_k=7),
+        SamplingParams(seed=6, top_p=0.9),
+        SamplingParams(seed=6, top_k=50, top_p=0.4),
+        SamplingParams(),
+        SamplingParams(seed=8, temperature=50.0, top_p=0.95),
+    ]
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(4 * len(kinds), 2000, generator=generator) * 3).bfloat16().float()
+    rows = [row_of(kinds[i % len(kinds)], name=f"r{i}", position=i // 3) for i in range(len(logits))]
+    return logits, rows
+
+
+def test_a_row_is_chosen_as_if_it_were_alone() -> None:
+    logits, rows = mixed_batch()
+    together = Sampler(0).sample(logits, rows)
+    alone = [Sampler(0).sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
+    assert together == alone
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()
+    shuffled = Sampler(0).sample(logits[order], [rows[i] for i in order])
+    assert shuffled == [together[i] for i in order]
+
+
+def test_a_seed_and_a_position_fix_the_token() -> None:
+    logits = torch.zeros(1, 1000)
+
+    def token(seed: int | None, *, name: str = "r", position: int = 0, engine: int = 0) -> int | None:
+        rows = [row_of(SamplingParams(seed=seed), name=name, position=position)]
+        return Sampler(engine).sample(logits, rows)[0]
+
+    assert token(1) == token(1, name="other", engine=9)
+    assert token(1) != token(2)
+    assert token(1) != token(1, position=1)
+    assert token(-1) != token(1)
+    assert token(None) == token(None)
+    assert token(None) != token(None, name="other")
+    assert token(None) != token(None, engine=1)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_without_a_choice_fails_alone(bad: float) -> None:
+    logits, rows = mixed_batch()
+    good = Sampler(0).sample(logits, rows)
+    for i in range(7):
+        broken = logits.clone()
+        broken[i, 17] = bad
+        tokens = Sampler(0).sample(broken, rows)
+        assert tokens[i] is None
+        assert [t for j, t in enumerate(tokens) if j != i] == [t for j, t in enumerate(good) if j != i]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(top_k=3)])
+def test_all_tokens_forbidden_is_no_choice(params: SamplingParams) -> None:
+    assert Sampler(0).sample(torch.full((1, 9), -torch.inf), [row_of(params)]) == [None]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(seed=1), SamplingParams(seed=1, top_p=0.99)])
+def test_forbidden_tokens_are_never_drawn(params: SamplingParams) -> None:
+    logits = torch.zeros(10)
+    logits[[0, 4, 9]] = -torch.inf
+    assert set(draws(logits, params, 2000).tolist()) <= {1, 2, 3, 5, 6, 7, 8}
+
+
+def test_a_tiny_temperature_does_not_overflow() -> None:
+    params = SamplingParams(temperature=1e-30, seed=1)
+    assert draws(SKEWED * 1e6, params, 10).tolist() == [3] * 10
+
+
+def test_the_last_number_before_one_still_draws_a_possible_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sampler, "_number", lambda self, row: (2**24 - 1) / 2**24)
+    for seed in range(50):
+        logits = torch.randn(1000, generator=torch.Generator().manual_seed(seed))
+        logits[-100:] = -torch.inf
+        for params in (SamplingParams(), SamplingParams(top_k=900), SamplingParams(top_p=0.99)):
+            (token,) = Sampler(0).sample(logits[None], [row_of(params)])
+            assert token is not None
+            assert logits[token] > -torch.inf
+
+
+def test_numbers_are_spread_evenly() -> None:
+    rows = [row_of(SamplingParams(seed=i), position=j) for i in range(100) for j in range(100)]
+    numbers = [Sampler(0)._number(row) for row in rows]
+    tenths = Counter(int(number * 10) for number in numbers)
+    assert chi_square(torch.tensor(list(tenths.elements())), torch.full((10,), 0.1)) < CHI_SQUARE[9]
+    assert all(0.0 <= number < 1.0 for number in numbers)
+    assert len(set(numbers)) > 9990

@@ -1,0 +1,162 @@
+"""An application over a fake engine: every byte is a token, every answer is known beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from starlette.testclient import TestClient
+from tokenizers import decoders, models, pre_tokenizers
+
+from headstart.engine.messages import EngineInfo, EngineStats
+from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.errors import EngineDeadError, RequestError
+from headstart.server.app import build_app
+from headstart.text import ChatTemplate, Tokenizer
+
+END = "<end>"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}{{ extra }}"
+)
+INFO = EngineInfo(
+    model_name="fake/model",
+    model_type="llama",
+    dtype="float32",
+    device="cpu",
+    vocab_size=300,
+    max_model_len=1000,
+    num_blocks=64,
+    block_size=16,
+    kv_bytes_per_token=100,
+    kv_pool_bytes=102_400,
+    prefix_index="radix",
+    eviction_policy="lru",
+    enable_prefix_caching=True,
+    max_num_batched_tokens=256,
+    max_num_seqs=8,
+    weights_bytes=1000,
+)
+
+
+def byte_tokenizer(directory: Path) -> Tokenizer:
+    """One token per byte of UTF-8, and one that ends an answer; its files are written to ``directory``."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([END])
+    library.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    return Tokenizer.from_directory(directory)
+
+
+@dataclass
+class FakeEngine:
+    """`EngineClient`'s interface; answers ``answer`` to everything and remembers prompts as a cache would.
+
+    With a ``gate`` each token waits for a release of it; ``fail_after`` so many tokens ``failure`` happens:
+    an exception, or a sentence in a last output.
+    ``running`` and ``aborted`` are request ids.
+    """
+
+    tokenizer: Tokenizer
+    info: EngineInfo = INFO
+    stats: EngineStats = field(default_factory=EngineStats)
+    answer: str = "fine, thanks"
+    gate: asyncio.Semaphore | None = None
+    fail_after: int | None = None
+    failure: Exception | str = field(default_factory=lambda: EngineDeadError("the engine is gone"))
+    is_alive: bool = True
+    blocks_in_use: bool = False
+    running: set[str] = field(default_factory=set)
+    aborted: list[str] = field(default_factory=list)
+    submitted: list[tuple[list[int], SamplingParams, str | None]] = field(default_factory=list)
+    _known: set[tuple[str | None, tuple[int, ...]]] = field(default_factory=set)
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        prompt = list(prompt_token_ids)
+        if len(prompt) >= self.info.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, max_model_len is {self.info.max_model_len}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if any(not 0 <= token < self.info.vocab_size for token in prompt):
+            raise RequestError("a token is outside the vocabulary", param="prompt", code="invalid_token")
+        self.submitted.append((prompt, params, cache_salt))
+        return self._outputs(tuple(prompt), params, request_id, cache_salt)
+
+    async def _outputs(
+        self, prompt: tuple[int, ...], params: SamplingParams, request_id: str, salt: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        cached = len(prompt) - 1 if (salt, prompt) in self._known else 0
+        self._known.add((salt, prompt))
+        self._count(len(prompt), cached)
+        self.running.add(request_id)
+        tokens = [*self.tokenizer.encode(self.answer), *self.tokenizer.eos_token_ids]
+        limit = len(tokens) if params.max_tokens is None else params.max_tokens
+        ended = False
+        try:
+            for number, token in enumerate(tokens[:limit], start=1):
+                if self.gate is not None:
+                    await self.gate.acquire()
+                if self.fail_after is not None and number > self.fail_after:
+                    if isinstance(self.failure, Exception):
+                        raise self.failure
+                    yield RequestOutput(request_id, (), cached, "error", self.failure)
+                    return
+                stop = token in params.stop_token_ids
+                ended = stop or number == limit
+                yield RequestOutput(
+                    request_id, (token,), cached, "stop" if stop else "length" if number == limit else None
+                )
+        finally:
+            self.running.discard(request_id)
+            if not ended:
+                self.aborted.append(request_id)
+
+    async def reset_prefix_cache(self) -> bool:
+        if self.blocks_in_use:
+            return False
+        self._known.clear()
+        return True
+
+    def _count(self, prompt: int, cached: int) -> None:
+        self.stats = replace_stats(
+            self.stats,
+            prompt_tokens=self.stats.prompt_tokens + prompt,
+            prefix_cache_queries=self.stats.prefix_cache_queries + prompt,
+            prefix_cache_hits=self.stats.prefix_cache_hits + cached,
+        )
+
+
+def replace_stats(stats: EngineStats, **changes: Any) -> EngineStats:
+    """A copy with these fields changed."""
+    return EngineStats(**{name: changes.get(name, getattr(stats, name)) for name in stats.__struct_fields__})
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> FakeEngine:
+    return FakeEngine(byte_tokenizer(tmp_path))
+
+
+@pytest.fixture
+def client(engine: FakeEngine) -> Iterator[TestClient]:
+    """HTTP to the application; exceptions that reach the server become its answers, as in real life."""
+    app = build_app(engine, engine.tokenizer, ChatTemplate(TEMPLATE))
+    with TestClient(app, raise_server_exceptions=False) as http:
+        yield http

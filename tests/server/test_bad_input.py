@@ -1,0 +1,151 @@
+"""Every bad request is refused with OpenAI's error object, and the server goes on serving."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from headstart.server.app import MAX_BODY_BYTES
+
+BAD_REQUESTS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "golden" / "bad_requests.json").read_text()
+)
+JSON = {"content-type": "application/json"}
+GOOD = {"prompt": "hi"}
+
+
+def error_of(response: Any) -> dict[str, Any]:
+    """The error object, which must have exactly OpenAI's keys."""
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == ("invalid_request_error" if response.status_code < 500 else "server_error")
+    return error
+
+
+@pytest.mark.parametrize(
+    "row", BAD_REQUESTS, ids=lambda row: f"{row['path'][4:8]}-{row['param']}-{row['code']}"
+)
+def test_bad_field(client: TestClient, engine: Any, row: dict[str, Any]) -> None:
+    response = client.post(row["path"], json=row["body"])
+    assert response.status_code == row["status"]
+    error = error_of(response)
+    assert (error["param"], error["code"]) == (row["param"], row["code"])
+    for words in row["says"]:
+        assert words in error["message"]
+    assert len(error["message"]) < 400
+    assert not engine.running
+    assert client.post("/v1/completions", json=GOOD).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b'{"prompt": "a",}', "invalid_json"),
+        (b'{"prompt": "\xff"}', "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "invalid_json"),
+        (b"", "invalid_type"),
+        (b"null", "invalid_type"),
+        (b"[1, 2]", "invalid_type"),
+        (b'"text"', "invalid_type"),
+        (b'{"prompt": "a", "temperature": NaN}', "invalid_value"),
+        (b'{"prompt": "a", "temperature": 1e999}', "invalid_value"),
+        (b'{"prompt": "\\ud800"}', "invalid_value"),
+    ],
+)
+def test_bad_body(client: TestClient, content: bytes, code: str) -> None:
+    response = client.post("/v1/completions", content=content, headers=JSON)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == code
+
+
+def test_half_a_surrogate_in_a_name_is_quoted_safely(client: TestClient) -> None:
+    response = client.post("/v1/completions", content=b'{"prompt": "a", "model": "\\ud800"}', headers=JSON)
+    assert response.status_code == 404
+    assert "\\ud800" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_content_type_must_be_json(client: TestClient, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    response = client.post("/v1/completions", content=json.dumps(GOOD), headers=headers)
+    assert response.status_code == 415
+    assert "application/json" in error_of(response)["message"]
+
+
+def test_json_with_a_charset_is_json(client: TestClient) -> None:
+    headers = {"content-type": "application/json; charset=utf-8"}
+    assert client.post("/v1/completions", content=json.dumps(GOOD), headers=headers).status_code == 200
+
+
+def test_unknown_route_and_method(client: TestClient) -> None:
+    missing = client.post("/v1/embeddings", json={})
+    assert missing.status_code == 404
+    assert "POST /v1/embeddings" in error_of(missing)["message"]
+    wrong = client.get("/v1/chat/completions")
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
+    assert "POST" in error_of(wrong)["message"]
+
+
+def test_unknown_model_card(client: TestClient) -> None:
+    response = client.get("/v1/models/other")
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "model_not_found"
+
+
+def test_huge_body_is_refused_whether_its_length_is_told_or_not(client: TestClient) -> None:
+    body = b'{"prompt": "' + b"a" * MAX_BODY_BYTES + b'"}'
+
+    def chunks() -> Any:
+        yield from (body[at : at + 2**20] for at in range(0, len(body), 2**20))
+
+    for content in (body, chunks()):
+        response = client.post("/v1/completions", content=content, headers=JSON)
+        assert response.status_code == 413
+        assert f"{MAX_BODY_BYTES:,}" in error_of(response)["message"]
+
+
+def test_a_model_without_template_says_where_to_go(engine: Any) -> None:
+    from headstart.server.app import build_app
+
+    http = TestClient(build_app(engine, engine.tokenizer, None))
+    response = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    assert response.status_code == 400
+    assert "/v1/completions" in error_of(response)["message"]
+    assert http.post("/v1/completions", json=GOOD).status_code == 200
+
+
+def test_a_bug_is_a_500_that_tells_nothing_of_the_inside(
+    client: TestClient, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(type(engine), "generate", broken)
+    response = client.post("/v1/completions", json=GOOD)
+    assert response.status_code == 500
+    error = error_of(response)
+    assert error["code"] == "internal_error"
+    assert "secret" not in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_what_asks_for_nothing_passes(client: TestClient, path: str) -> None:
+    neutral = {
+        "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "user": "u", "stop": None,
+        "logprobs": None, "temperature": None, "seed": None, "max_tokens": None, "stream": False,
+        "stream_options": None, "cache_salt": None, "something_unknown": {"a": 1},
+    }  # fmt: skip
+    own = (
+        {"messages": [{"role": "user", "content": "hi", "unknown": 1}], "tools": [], "tool_choice": "auto"}
+        | {"response_format": {"type": "text"}, "logprobs": False, "top_logprobs": None}
+        if "chat" in path
+        else {"prompt": "hi", "echo": False, "best_of": 1, "suffix": None}
+    )
+    assert client.post(path, json=neutral | own).status_code == 200

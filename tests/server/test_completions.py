@@ -1,0 +1,90 @@
+"""Completions of one prompt and of several, over the fake engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.testclient import TestClient
+
+URL = "/v1/completions"
+
+
+def complete(client: TestClient, prompt: Any, **fields: Any) -> dict[str, Any]:
+    response = client.post(URL, json={"model": "fake/model", "prompt": prompt, **fields})
+    assert response.status_code == 200, response.text
+    reply: dict[str, Any] = response.json()
+    return reply
+
+
+def stream(client: TestClient, prompt: Any, **fields: Any) -> list[dict[str, Any]]:
+    response = client.post(URL, json={"prompt": prompt, "stream": True, **fields})
+    assert response.status_code == 200, response.text
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_whole_reply_has_openais_shape(client: TestClient) -> None:
+    reply = complete(client, "hello", max_tokens=4)
+    assert reply.pop("id").startswith("cmpl-")
+    assert isinstance(reply.pop("created"), int)
+    assert reply == {
+        "object": "text_completion",
+        "model": "fake/model",
+        "choices": [{"index": 0, "text": "fine", "logprobs": None, "finish_reason": "length"}],
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 4,
+            "total_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+def test_sixteen_tokens_unless_more_are_asked_for(client: TestClient, engine: Any) -> None:
+    engine.answer = "a" * 50
+    assert complete(client, "hello")["choices"][0]["text"] == "a" * 16
+    assert complete(client, "hello", max_tokens=50)["choices"][0]["text"] == "a" * 50
+
+
+def test_text_and_token_ids_are_one_prompt(client: TestClient, engine: Any) -> None:
+    complete(client, "hello")
+    assert complete(client, engine.tokenizer.encode("hello"))["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 4
+    }
+
+
+def test_each_prompt_gives_its_choice_in_order(client: TestClient, engine: Any) -> None:
+    for prompts in (["ab", "cde"], [[1, 2], [3, 4, 5]]):
+        reply = complete(client, prompts, max_tokens=4)
+        assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+        assert [choice["text"] for choice in reply["choices"]] == ["fine", "fine"]
+        assert reply["usage"]["prompt_tokens"] == 5
+        assert reply["usage"]["completion_tokens"] == 8
+    assert [len(prompt) for prompt, _, _ in engine.submitted] == [2, 3, 2, 3]
+
+
+def test_streamed_choices_add_up_to_the_whole_ones(client: TestClient) -> None:
+    whole = complete(client, ["ab", "cde"], cache_salt="a")
+    chunks = stream(client, ["ab", "cde"], cache_salt="b", stream_options={"include_usage": True})
+    last = chunks.pop()
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    assert all(chunk["usage"] is None and chunk["object"] == "text_completion" for chunk in chunks)
+    texts = {0: "", 1: ""}
+    reasons: dict[int, str] = {}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        assert choice["index"] not in reasons, "text after the reason why it ended"
+        texts[choice["index"]] += choice["text"]
+        if choice["finish_reason"]:
+            reasons[choice["index"]] = choice["finish_reason"]
+    assert list(texts.values()) == [choice["text"] for choice in whole["choices"]]
+    assert reasons == {0: "stop", 1: "stop"}
+
+
+def test_prompts_after_a_bad_one_leave_nothing_running(client: TestClient, engine: Any) -> None:
+    response = client.post(URL, json={"prompt": [[1, 2], [3, 4], [999]]})
+    assert response.status_code == 400
+    assert not engine.running

@@ -1,0 +1,160 @@
+"""The socket before anything is loaded, and how a server ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from headstart.errors import ConfigError, EngineDeadError
+from headstart.server import listen
+from headstart.server.app import build_app
+from headstart.server.listen import HttpServer, bind, url_of
+
+ASK = {"prompt": "hi", "stream": True}
+
+
+def test_any_free_port_is_told() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        assert port > 0
+        assert url_of(sock) == f"http://127.0.0.1:{port}"
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        sock.listen()
+        with pytest.raises(
+            ConfigError, match=r"cannot listen on port \d+ of 127.0.0.1: it is in use.*--port"
+        ):
+            bind("127.0.0.1", sock.getsockname()[1])
+
+
+def test_an_address_that_is_none_or_not_ours() -> None:
+    with pytest.raises(ConfigError, match="no address"):
+        bind("no such host", 0)
+    with pytest.raises(ConfigError, match="does not have that address"):
+        bind("192.0.2.1", 0)  # reserved for documentation
+
+
+def test_an_ipv6_address_is_bracketed() -> None:
+    try:
+        sock = bind("::1", 0)
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+    with sock:
+        assert url_of(sock).startswith("http://[::1]:")
+
+
+def test_a_port_taken_since_bind_is_the_same_sentence(engine: Any) -> None:
+    async def scene() -> None:
+        with bind("127.0.0.1", 0) as ours, socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(ours.getsockname())
+            other.listen()
+            server = HttpServer(app_of(engine), on_ready=pytest.fail, close_engine=asyncio.sleep)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="in use"):
+                await server.serve(sockets=[ours])
+
+    asyncio.run(scene())
+
+
+def app_of(engine: Any) -> Any:
+    return build_app(engine, engine.tokenizer, None)
+
+
+def run_scene(
+    engine: Any, scene: Callable[[HttpServer, httpx.AsyncClient, list[str]], Awaitable[None]]
+) -> list[str]:
+    """Serve ``engine`` on a real socket while ``scene`` plays; what happened to the server, in order."""
+    events: list[str] = []
+
+    async def play() -> None:
+        ready = asyncio.Event()
+
+        def on_ready() -> None:
+            events.append("ready")
+            ready.set()
+
+        async def close_engine() -> None:
+            events.append("engine closed")
+            engine.fail_after = 0  # what still runs ends with EngineDeadError
+            engine.gate.release()
+
+        with bind("127.0.0.1", 0) as sock:
+            server = HttpServer(app_of(engine), on_ready=on_ready, close_engine=close_engine)
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            await ready.wait()
+            async with httpx.AsyncClient(base_url=url_of(sock), timeout=30) as client:
+                await scene(server, client, events)
+            await asyncio.wait_for(serving, 30)
+            events.append("ended")
+
+    asyncio.run(play())
+    return events
+
+
+async def begin_stream(client: httpx.AsyncClient) -> asyncio.Task[str]:
+    """A stream whose headers have come, as the task that reads it to its end."""
+    started = asyncio.Event()
+
+    async def read() -> str:
+        async with client.stream("POST", "/v1/completions", json=ASK) as response:
+            assert response.status_code == 200
+            started.set()
+            return (await response.aread()).decode()
+
+    task = asyncio.create_task(read())
+    await asyncio.wait_for(started.wait(), 30)
+    return task
+
+
+def test_it_is_ready_when_it_accepts(engine: Any) -> None:
+    engine.gate = asyncio.Semaphore(0)
+
+    async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
+        assert events == ["ready"]
+        assert (await client.get("/health")).status_code == 200
+        server.handle_exit(signal.SIGTERM)
+
+    assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
+
+
+def test_running_requests_finish_within_the_grace(engine: Any) -> None:
+    engine.gate = asyncio.Semaphore(0)
+
+    async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
+        stream = await begin_stream(client)
+        server.handle_exit(signal.SIGTERM)
+        for _ in range(20):
+            engine.gate.release()
+        assert (await stream).endswith("data: [DONE]\n\n")
+        assert "engine closed" not in events
+
+    assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
+
+
+@pytest.mark.parametrize("second_signal", [True, False])
+def test_when_grace_is_over_they_end_with_an_error(
+    engine: Any, second_signal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.gate = asyncio.Semaphore(0)
+    engine.failure = EngineDeadError("the server is stopping")
+    monkeypatch.setattr(listen, "GRACE_SECONDS", 1000.0 if second_signal else 0.0)
+
+    async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
+        stream = await begin_stream(client)
+        server.handle_exit(signal.SIGINT)
+        if second_signal:
+            server.handle_exit(signal.SIGINT)
+        *_, last, rest = (await stream).split("\n\n")
+        assert rest == ""
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping"
+
+    assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]

@@ -1,0 +1,136 @@
+"""The exposition: vLLM's names, labels and buckets, and numbers that add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from headstart.engine.messages import EngineStats
+from headstart.server.metrics import Metrics, RequestTimer
+
+LABELS = {"model_name": "fake/model", "engine": "0"}
+
+COUNTERS = [
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+]
+GAUGES = ["kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"]
+BUCKETS = {
+    "time_to_first_token_seconds": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 "
+    "10.0 20.0 40.0 80.0 160.0 640.0 2560.0 +Inf",
+    "inter_token_latency_seconds": "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 "
+    "20.0 40.0 80.0 +Inf",
+    "e2e_request_latency_seconds": "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 "
+    "240.0 480.0 960.0 1920.0 7680.0 +Inf",
+}
+
+
+def samples_of(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample by name and its labels besides model and engine, which must be there."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert {key: labels.pop(key) for key in LABELS} == LABELS
+            found[sample.name, frozenset(labels.items())] = sample.value
+    return found
+
+
+def scrape(client: TestClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    response = client.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    return samples_of(response.text)
+
+
+def value(samples: Any, name: str, **labels: str) -> float:
+    found: float = samples[f"vllm:{name}", frozenset(labels.items())]
+    return found
+
+
+def test_every_series_is_there_from_the_start(client: TestClient) -> None:
+    samples = scrape(client)
+    for name in GAUGES:
+        assert value(samples, name) == 0
+    for name in COUNTERS:
+        assert value(samples, f"{name}_total") == 0
+    for reason in ("stop", "length", "abort", "error"):
+        assert value(samples, "request_success_total", finished_reason=reason) == 0
+    for name, buckets in BUCKETS.items():
+        assert value(samples, f"{name}_count") == value(samples, f"{name}_sum") == 0
+        for bound in buckets.split():
+            assert value(samples, f"{name}_bucket", le=bound) == 0
+        assert sum(key[0] == f"vllm:{name}_bucket" for key in samples) == len(buckets.split())
+    config = [dict(labels) for name, labels in samples if name == "vllm:cache_config_info"]
+    assert config == [
+        {
+            "block_size": "16",
+            "cache_dtype": "float32",
+            "enable_prefix_caching": "True",
+            "num_gpu_blocks": "64",
+            "prefix_index": "radix",
+            "eviction_policy": "lru",
+        }
+    ]
+
+
+def test_the_engines_numbers_are_read_at_the_scrape(client: TestClient, engine: Any) -> None:
+    engine.stats = EngineStats(1, 2, 0.25, 100, 40, 3, 90, 7)
+    samples = scrape(client)
+    names = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
+    names += [f"{name}_total" for name in COUNTERS]
+    assert [value(samples, name) for name in names] == [1, 2, 0.25, 100, 40, 3, 90, 7]
+
+
+def test_requests_are_counted_by_how_they_ended(client: TestClient, engine: Any) -> None:
+    def end(**fields: Any) -> None:
+        client.post("/v1/completions", json={"prompt": "hi", **fields})
+
+    end(max_tokens=50)  # the end token
+    end(max_tokens=2, stream=True)
+    end(stop=",")
+    end(prompt=["a", "b"], max_tokens=1)
+    end(temperature=-1)  # refused: never a request of the engine's
+    engine.fail_after = 1
+    end()
+    samples = scrape(client)
+    counts = [
+        value(samples, "request_success_total", finished_reason=reason)
+        for reason in ("stop", "length", "abort", "error")
+    ]
+    assert counts == [2, 3, 0, 1]
+    assert value(samples, "e2e_request_latency_seconds_count") == 6
+    assert value(samples, "time_to_first_token_seconds_count") == 6
+    tokens = [len("fine, thanks") + 1, 2, len("fine,"), 1, 1, 1]
+    assert value(samples, "inter_token_latency_seconds_count") == sum(tokens) - len(tokens)
+
+
+def test_times_are_measured_from_arrival_and_from_token_to_token(engine: Any) -> None:
+    now = 100.0
+    metrics = Metrics(engine, LABELS["model_name"], clock=lambda: now)
+    timer = RequestTimer(metrics, arrived=100.0)
+    for now, count in ((103.0, 1), (103.0, 0), (104.0, 1), (106.0, 2)):  # noqa: B007 - the clock reads it
+        timer.tokens(count)
+    now = 107.0
+    timer.end("length")
+    samples = samples_of(metrics.exposition().decode())
+    assert value(samples, "time_to_first_token_seconds_sum") == pytest.approx(3)
+    assert value(samples, "inter_token_latency_seconds_sum") == pytest.approx(3)
+    assert value(samples, "inter_token_latency_seconds_count") == 3
+    assert value(samples, "e2e_request_latency_seconds_sum") == pytest.approx(7)
+
+
+def test_two_servers_in_one_process_keep_their_numbers_apart(engine: Any) -> None:
+    first, second = Metrics(engine, "a"), Metrics(engine, "b")
+    RequestTimer(first, first.clock()).end("stop")
+    assert (
+        b'vllm:request_success_total{engine="0",finished_reason="stop",model_name="a"} 1.0'
+        in first.exposition()
+    )
+    assert b'model_name="b"} 1.0' not in second.exposition().split(b"request_success_total{")[1]
