@@ -76,10 +76,10 @@ class CacheMachine(RuleBasedStateMachine):
     # -- the oracle ------------------------------------------------------------------------------
 
     def content(self, request: CacheRequest, position: int) -> Content:
-        return request.namespace, tuple(request.tokens[: position + 1])
+        return request.namespace, tuple(request.token_ids(0, position + 1))
 
     def expected_hit(self, request: CacheRequest) -> int:
-        tokens, size = tuple(request.tokens), self.size
+        tokens, size = tuple(request.token_ids()), self.size
         full = {(c.namespace, c.parent + c.tokens) for c in self.cached.values() if len(c.tokens) == size}
         hit = 0
         while hit + size < len(tokens) and (request.namespace, tokens[: hit + size]) in full:
@@ -116,8 +116,8 @@ class CacheMachine(RuleBasedStateMachine):
                 continue
             entry = Cached(
                 request.namespace,
-                tuple(request.tokens[: stop - size]),
-                tuple(request.tokens[stop - size : stop]),
+                tuple(request.token_ids(0, stop - size)),
+                tuple(request.token_ids(stop - size, stop)),
             )
             if self.index == "radix" and self.is_cached(entry):
                 continue  # a repeat stays private
@@ -304,8 +304,8 @@ class CacheMachine(RuleBasedStateMachine):
             start = computed - computed % self.size
             entry = Cached(
                 live.request.namespace,
-                tuple(live.request.tokens[:start]),
-                tuple(live.request.tokens[start:computed]),
+                tuple(live.request.token_ids(0, start)),
+                tuple(live.request.token_ids(start, computed)),
             )
             if not self.is_cached(entry):
                 self.cached[table[start // self.size]] = entry

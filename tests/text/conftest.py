@@ -9,14 +9,9 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from headstart.text import Tokenizer
-
-# How long an example takes is the machine's affair; a busy one must not fail a test.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 TRAINING_TEXT = """The cache keeps the keys and values of a prefix, so the same words are not computed twice.
 Größe, naïve café, žluťoučký kůň; 日本語の文章と漢字、한국어 문장도; emoji 😀 👩‍👩‍👧 🏳️‍🌈 👍🏽

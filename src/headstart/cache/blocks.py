@@ -95,8 +95,8 @@ class LinkedQueue(Generic[Item]):
 class Block(Linked):
     """One block of KV memory: ``block_size`` token slots that belong together.
 
-    ``ref_count`` is the number of block tables that hold it (in the radix index, of tables that hold
-    it outside the tree).  The rest is the `hash` index's: ``digest`` makes it findable, ``parent`` is
+    The rest is the `hash` index's, which counts on blocks what the radix index counts on nodes:
+    ``ref_count`` is the number of block tables that hold it, ``digest`` makes it findable, ``parent`` is
     the digest before it in the chain, ``pending_for`` names the request whose K and V of the current
     step will fill it, until that step commits.
     """
@@ -124,3 +124,9 @@ class BlockPool:
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+
+def law(holds: bool, broken: str) -> None:
+    """Raise ``CacheError`` unless the law holds."""
+    if not holds:
+        raise CacheError(f"law {broken}")

@@ -13,7 +13,7 @@ the content: the request's later blocks just entered, and must not outlive it.
 
 from __future__ import annotations
 
-from headstart.cache.blocks import Block, BlockPool
+from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
 from headstart.cache.index import Lease, Mark, Match
 from headstart.cache.keys import CacheRequest
@@ -173,31 +173,26 @@ class HashIndex:
         findable = 0
         for block in self._pool.blocks:
             tables = held.get(block.block_id, 0)
-            _law(block.ref_count == tables, f"I3: {block!r} is held by {tables} tables")
-            _law(
+            law(block.ref_count == tables, f"I3: {block!r} is held by {tables} tables")
+            law(
                 (tables == 0) == (block.block_id in order), f"I1: {block!r} is both free and held, or neither"
             )
             if block.digest is None:
-                _law(block.pending_for is None, f"I4: {block!r} is pending but not findable")
+                law(block.pending_for is None, f"I4: {block!r} is pending but not findable")
                 continue
             findable += 1
             copies = self._copies.get(block.digest, [])
             first = self._first.get(block.digest)
-            _law(first is block or block in copies, f"I2: {block!r} is not under its digest")
+            law(first is block or block in copies, f"I2: {block!r} is not under its digest")
             if block.parent is not None:
                 parent = self._first.get(block.parent)
                 if parent is None:
                     raise CacheError(f"I7: {block!r} is findable without its parent")
                 waits = block.ref_count == 0 and parent.ref_count == 0
-                _law(
+                law(
                     not waits or order[block.block_id] < order[parent.block_id],
                     f"I7: {block!r} would outlive its parent {parent!r}",
                 )
         indexed = len(self._first) + sum(map(len, self._copies.values()))
-        _law(indexed == findable, f"I2: {indexed} entries for {findable} findable blocks")
-        _law(len(order) == len(self._pool.free), f"I1: the free queue counts {len(self._pool.free)}")
-
-
-def _law(holds: bool, broken: str) -> None:
-    if not holds:
-        raise CacheError(f"law {broken}")
+        law(indexed == findable, f"I2: {indexed} entries for {findable} findable blocks")
+        law(len(order) == len(self._pool.free), f"I1: the free queue counts {len(self._pool.free)}")

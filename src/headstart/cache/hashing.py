@@ -79,7 +79,7 @@ class BlockHasher:
         """The request's digests, computed as far as ``num_blocks`` and kept on it for the next time."""
         digests, size = request.digests, self._block_size
         for index in range(len(digests), num_blocks):
-            tokens = request.tokens[index * size : (index + 1) * size]
+            tokens = request.token_ids(index * size, (index + 1) * size)
             parent = digests[-1] if digests else None
             digests.append(self.block_digest(parent, tokens, request.namespace.extra_keys(index)))
         return digests

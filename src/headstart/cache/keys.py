@@ -10,8 +10,12 @@ import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headstart.errors import RequestError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 TOKEN_BYTES = 4
 """Bytes of one token in a run: a little-endian int32."""
@@ -76,11 +80,12 @@ class CacheRequest:
     __slots__ = ("digests", "namespace", "num_admissions", "request_id", "tokens")
 
     def __init__(
-        self, request_id: str, token_ids: Iterable[int] | bytes, *, namespace: Namespace = SHARED
+        self, request_id: str, token_ids: Iterable[int] | Buffer, *, namespace: Namespace = SHARED
     ) -> None:
         self.request_id = request_id
         self.namespace = namespace
-        self.tokens = _token_array(token_ids)
+        self.tokens = _run_of(token_ids)
+        """All tokens as one run: little-endian int32.  A bytearray, so that comparing it copies nothing."""
         self.digests: list[bytes] = []
         """Digests of the leading full blocks, as far as the `hash` index has needed them; its own."""
         self.num_admissions = 0
@@ -89,39 +94,51 @@ class CacheRequest:
     @property
     def num_tokens(self) -> int:
         """Prompt tokens and the decoded tokens appended since."""
-        return len(self.tokens)
+        return len(self.tokens) // TOKEN_BYTES
 
     def append(self, token_id: int) -> None:
         """Add one decoded token."""
-        self.tokens.append(token_id)
+        self.tokens += token_id.to_bytes(TOKEN_BYTES, "little", signed=True)
 
     def run(self, start: int, stop: int) -> bytes:
         """Tokens ``start`` to ``stop`` (exclusive) as the bytes that indexes compare."""
-        return self.tokens[start:stop].tobytes()
+        with memoryview(self.tokens) as view:
+            return bytes(view[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+
+    def token_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Tokens ``start`` to ``stop`` (exclusive; None is the end) as ints."""
+        return _ints(self.run(start, self.num_tokens if stop is None else stop)).tolist()
 
     def __repr__(self) -> str:
         return f"CacheRequest({self.request_id!r}, {self.num_tokens} tokens, {self.namespace})"
 
 
-def _token_array(token_ids: Iterable[int] | bytes) -> array[int]:
-    tokens = array("i")
-    try:
-        if isinstance(token_ids, bytes | bytearray):
-            tokens.frombytes(token_ids)
-            if sys.byteorder == "big":
-                tokens.byteswap()
-            return tokens
-        try:
-            view = memoryview(token_ids)  # type: ignore[arg-type]  # whether it is a buffer is the question
-        except TypeError:
-            tokens.extend(token_ids)
-            return tokens
-        if view.format == tokens.typecode and view.contiguous:
-            tokens.frombytes(view)
-        else:
-            tokens.extend(view)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RequestError(
-            f"token ids must be integers of 32 bits: {error}", param="prompt", code="invalid_value"
-        ) from error
+def _ints(run: bytes) -> array[int]:
+    tokens = array("i", run)
+    if sys.byteorder == "big":
+        tokens.byteswap()
     return tokens
+
+
+def _run_of(token_ids: Iterable[int] | Buffer) -> bytearray:
+    if isinstance(token_ids, bytes | bytearray):
+        if len(token_ids) % TOKEN_BYTES:
+            raise _not_tokens(f"{len(token_ids)} bytes are no whole number of them")
+        return bytearray(token_ids)
+    try:
+        view = memoryview(token_ids)  # type: ignore[arg-type]  # whether it is a buffer is the question
+    except TypeError:
+        view = None
+    try:
+        if view is not None and view.format == "i" and view.contiguous and sys.byteorder == "little":
+            return bytearray(view)
+        tokens = array("i", token_ids if view is None else view.tolist())  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _not_tokens(str(error)) from error
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return bytearray(tokens)
+
+
+def _not_tokens(why: str) -> RequestError:
+    return RequestError(f"token ids must be integers of 32 bits: {why}", param="prompt", code="invalid_value")

@@ -61,7 +61,7 @@ class EngineCore:
         Raises ``RequestError`` if it can never be served.
         """
         cache = CacheRequest(request_id, prompt_token_ids, namespace=Namespace(salt=cache_salt))
-        max_tokens = self.limits.check(cache.tokens, params)
+        max_tokens = self.limits.check(cache.token_ids(), params)
         self.scheduler.add(
             Request(
                 request_id=request_id,

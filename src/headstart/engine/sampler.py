@@ -97,7 +97,5 @@ def _draw_sorted(
 def _invert(weights: Tensor, numbers: Tensor) -> Tensor:
     """Indices [R, 1]: where the running sum of ``weights`` [R, n] first exceeds ``numbers`` [R, 1] of all."""
     up_to = weights.cumsum(dim=-1)
-    total = up_to[:, -1:]
-    # Rounding up to the total would choose behind the last weight.
-    target = torch.minimum(numbers * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(up_to, target, right=True)
+    # Numbers end one float32 step short of 1, so the product stays below the total: some index is found.
+    return torch.searchsorted(up_to, numbers * up_to[:, -1:], right=True)

@@ -124,7 +124,7 @@ class Scheduler:
         start = request.num_computed_tokens
         return ScheduledRow(
             request_id=request.request_id,
-            token_ids=request.cache.tokens[start : start + count].tolist(),
+            token_ids=request.cache.token_ids(start, start + count),
             start=start,
             block_ids=self.manager.block_table(request.request_id),
             sample=start + count == request.num_tokens,

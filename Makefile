@@ -1,0 +1,57 @@
+# make serve | demo | test | lint | fuzz | bench      (make help lists them)
+PYTHON ?= python3
+ARGS   ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help serve demo pull test lint types unit fuzz bench clean
+.DEFAULT_GOAL := help
+
+help:  ## what there is to make
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(VENV)/.installed  ## serve the embedded model on http://127.0.0.1:8000  (ARGS="--port 9000")
+	@$(BIN)/headstart serve $(ARGS)
+
+demo: $(VENV)/.installed  ## one cold and one warm request, and what made the difference
+	@$(BIN)/headstart demo $(ARGS)
+
+pull: $(VENV)/.installed  ## fetch the embedded model into the per-user cache
+	@$(BIN)/headstart pull smollm2-135m
+
+test: lint types unit  ## install, lint, type-check, run every test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(VENV)/.installed-dev  ## the cache core's state machines, twenty times as long as in the tests
+	HEADSTART_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/machines/test_cache_machine.py --timeout 1800
+
+bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
+	$(BIN)/python bench/first_token.py --write
+	$(BIN)/python bench/cache_core.py --write
+
+clean:  ## forget the virtual environment and all caches of tools
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "headstart needs Python 3.11 or newer; say which with: make PYTHON=python3.12 …"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.installed
