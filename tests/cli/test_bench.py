@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import typer
-from tests.fake_openai import FakeServer, serving
 from typer.testing import CliRunner, Result
 
 from headstart.cli.bench import bench
 from headstart.lab.load.local import running_server, serve_command
+from tests.fake_openai import FakeServer, serving
 
 
 def run(*options: object) -> Result:

@@ -2,12 +2,12 @@ import re
 
 import psutil
 import typer
-from tests.fake_openai import FakeServer, serving
 from typer.testing import CliRunner, Result
 
 from headstart.cli.demo import QUESTIONS, demo, explain
 from headstart.lab.load.timing import Timing, Usage
 from headstart.model.source import ModelFiles
+from tests.fake_openai import FakeServer, serving
 
 
 def run(*options: str) -> Result:

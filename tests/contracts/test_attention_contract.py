@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from tests.tiny_llama import CPU, tiny_spec
 from torch import Tensor
 
 from headstart.model.attention import AttentionBackend, ReferenceAttention, SdpaAttention
 from headstart.model.batch import ForwardBatch, SequenceSpan
 from headstart.model.kv_pool import KVPool
+from tests.tiny_llama import CPU, tiny_spec
 
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "reference": ReferenceAttention,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny_llama import CPU, GREEDY, make_pool, our_llama, random_tokens, random_weights, row, tiny_spec
 from torch import Tensor
 
 from headstart.cache import BlockCopy
@@ -10,6 +9,7 @@ from headstart.engine.request import SamplingParams, ScheduledRow, StepPlan
 from headstart.engine.runner import Runner, build_batch
 from headstart.engine.sampler import Sampler
 from headstart.model.attention import SdpaAttention
+from tests.tiny_llama import CPU, GREEDY, make_pool, our_llama, random_tokens, random_weights, row, tiny_spec
 
 POISON = 99  # a token whose embedding is not a number
 

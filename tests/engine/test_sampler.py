@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.tiny_llama import GREEDY, row
 from torch import Tensor
 
 from headstart.engine.request import SamplingParams, ScheduledRow
 from headstart.engine.sampler import Sampler
+from tests.tiny_llama import GREEDY, row
 
 # Quantiles of chi-square at 1 - 1e-4, by degrees of freedom.
 CHI_SQUARE = {3: 21.1, 4: 23.5, 9: 33.7, 11: 37.4}

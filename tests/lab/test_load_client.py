@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.fake_openai import WORDS, FakeServer, serving
 
 from headstart.errors import ConfigError
 from headstart.lab.load.client import LoadError, Server, connect
 from headstart.lab.load.timing import Timing, Usage
+from tests.fake_openai import WORDS, FakeServer, serving
 
 
 class Clock:

@@ -2,13 +2,13 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tests.fake_openai import num_shared as shared
 
 from headstart.errors import ConfigError
 from headstart.lab.load.client import LoadError
 from headstart.lab.load.prompts import PromptSource
 from headstart.lab.load.scenarios import Round, Scenario, Workload, run
 from headstart.lab.load.timing import Timing, Usage
+from tests.fake_openai import num_shared as shared
 
 
 class Recorder:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny_llama import make_pool, tiny_spec
 
 from headstart.model.attention import SdpaAttention
 from headstart.model.batch import ForwardBatch, SequenceSpan
+from tests.tiny_llama import make_pool, tiny_spec
 
 
 def batch_of(*sequences: tuple[int, int, list[int]]) -> ForwardBatch:

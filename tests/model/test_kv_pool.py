@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny_llama import CPU, make_pool, tiny_spec
 
 from headstart.cache import BlockCopy
 from headstart.errors import EngineError
 from headstart.model.kv_pool import KVPool
+from tests.tiny_llama import CPU, make_pool, tiny_spec
 
 
 def filled_pool() -> KVPool:

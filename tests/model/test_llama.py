@@ -6,16 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from tests.tiny_llama import (
-    CPU,
-    make_pool,
-    oracle_llama,
-    our_llama,
-    random_tokens,
-    random_weights,
-    row,
-    tiny_spec,
-)
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -27,6 +17,16 @@ from headstart.model.llama import LlamaModel, load_model, scale_llama3
 from headstart.model.source import ModelFiles
 from headstart.model.spec import Llama3RopeScaling, ModelSpec, read_spec
 from headstart.model.weights import load_weights
+from tests.tiny_llama import (
+    CPU,
+    make_pool,
+    oracle_llama,
+    our_llama,
+    random_tokens,
+    random_weights,
+    row,
+    tiny_spec,
+)
 
 SCALING = Llama3RopeScaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64

@@ -36,14 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 class EngineServer:
-    """Joins one `EngineCore` to one socket."""
+    """Joins one `EngineCore` to one socket.
 
-    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+    ``front`` is a file descriptor that becomes readable when the front is gone.
+    """
+
+    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes], front: int) -> None:
         self._core = core
         self._socket = socket
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._front = front
+        self._poller = _poller(socket, front)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._refused: list[RequestOutput] = []
@@ -57,11 +59,16 @@ class EngineServer:
     def _take_messages(self, *, wait: bool) -> bool:
         """Handle what has arrived, waiting for something first if asked to.  False: stop."""
         ready = dict(self._poller.poll(None if wait else 0))
-        if sys.stdin.fileno() in ready:
+        if self._front in ready:
             return False
         changed = False
         while self._socket.poll(0):
-            message = self._decoder.decode(self._socket.recv())
+            try:
+                message = self._decoder.decode(self._socket.recv())
+            except (msgspec.DecodeError, RequestError) as error:
+                # The front checks what it sends, so this is a fault of ours; the others' work goes on.
+                logger.error("a message from the front cannot be read and is ignored: %s", error)
+                continue
             if isinstance(message, Shutdown):
                 return False
             self._handle(message)
@@ -102,6 +109,16 @@ def main(address: str) -> int:
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.connect(address)
+    try:
+        return _run(socket, sys.stdin.fileno())
+    except Exception:
+        logger.exception("the engine cannot go on")
+        return 1
+
+
+def _run(socket: zmq.Socket[bytes], front: int) -> int:
+    if front in dict(_poller(socket, front).poll()):
+        return 1  # it was gone before it said a word
     config = msgspec.msgpack.decode(socket.recv(), type=EngineConfig)
     try:
         from headstart.engine.build import build_engine  # torch: imported late, so that errors can be told
@@ -109,12 +126,18 @@ def main(address: str) -> int:
         core, info = build_engine(config)
     except HeadstartError as error:
         socket.send(msgspec.msgpack.encode(StartFailed(str(error))))
-        context.destroy(linger=1000)
+        os.read(front, 1)  # until the front has read it and hangs up: it must not see us end before that
         return 1
     socket.send(msgspec.msgpack.encode(info))
-    EngineServer(core, socket).serve()
-    context.destroy(linger=0)
+    EngineServer(core, socket, front).serve()
     return 0
+
+
+def _poller(socket: zmq.Socket[bytes], front: int) -> zmq.Poller:
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(front, zmq.POLLIN)
+    return poller
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-
+"""The lab: load a server, and later replay and explain its traffic.  No torch."""
