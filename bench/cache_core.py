@@ -161,6 +161,7 @@ def main(
             "goal": {"total_ms": GOAL_MS, "reached": reached},
             "figures": [asdict(each) for each in found],
         }
+        results.parent.mkdir(exist_ok=True)
         results.write_text(json.dumps(fields, indent=2) + "\n")
         console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
     raise typer.Exit(0 if reached else 1)

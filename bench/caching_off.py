@@ -78,13 +78,13 @@ def markdown(on: Report, off: Report) -> str:
 
 def main(
     write: Annotated[bool, typer.Option("--write", help="Write the figures into the documents.")] = False,
-    concurrency: Annotated[int, typer.Option(help="Streams at once.", min=1)] = 8,
+    concurrency: Annotated[int, typer.Option(help="Streams at once.", min=1)] = 4,
     repeats: Annotated[int, typer.Option(help="How often to measure.", min=1)] = 3,
 ) -> None:
     """Measure streams behind one prefix, with caching and without."""
     console = Console(stderr=True)
     console.print(f"starting two servers with {MODEL} …")
-    load = Workload(output_tokens=64, concurrency=concurrency, repeats=repeats)
+    load = Workload(output_tokens=32, concurrency=concurrency, repeats=repeats)
     without = serve_command(MODEL, *MEMORY, "--no-enable-prefix-caching")
     with running_server(serve_command(MODEL, *MEMORY)) as on_url, running_server(without) as off_url:
         on, off = asyncio.run(measure(on_url, off_url, load, console))
@@ -94,6 +94,7 @@ def main(
         publish("caching-off", {document: markdown(on, off)})
         results = ROOT / "bench" / "results" / "caching_off.json"
         fields = {"caching_on": on.fields(), "caching_off": off.fields()}
+        results.parent.mkdir(exist_ok=True)
         results.write_text(json.dumps(fields, indent=2) + "\n")
         console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
 

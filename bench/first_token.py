@@ -70,6 +70,7 @@ def main(
         publish("first-token", dict.fromkeys(documents, report.markdown()))
         results = ROOT / "bench" / "results" / "first_token.json"
         fields = {"goal": {"warm_over_cold": GOAL, "reached": reached}, **report.fields()}
+        results.parent.mkdir(exist_ok=True)
         results.write_text(json.dumps(fields, indent=2) + "\n")
         console.print(
             f"written to {', '.join(str(path.relative_to(ROOT)) for path in [*documents, results])}"

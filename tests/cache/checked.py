@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from headstart.cache import (
-    SHARED,
     Allocation,
     CacheConfig,
     CacheRequest,
@@ -15,6 +14,7 @@ from headstart.cache import (
     Namespace,
     PrefixHit,
 )
+from headstart.cache.keys import SHARED
 
 
 class CheckedManager(KVCacheManager):
@@ -59,6 +59,14 @@ class CheckedManager(KVCacheManager):
             self.check()
 
 
+FLAVOURS: dict[str, dict[str, Any]] = {
+    "radix": {"index": "radix"},
+    "hash": {"index": "hash"},
+    "hash-unhashed-first": {"index": "hash", "free_order": "unhashed_first"},
+}
+Make = Callable[..., CheckedManager]
+
+
 def make_manager(num_blocks: int, block_size: int = 4, **options: Any) -> CheckedManager:
     """A checked manager; ``options`` are those of `CacheConfig`."""
     return CheckedManager(CacheConfig(num_blocks=num_blocks, block_size=block_size, **options))
@@ -72,6 +80,12 @@ def ask(name: str, tokens: Iterable[int], namespace: Namespace = SHARED) -> Cach
 def cached(manager: KVCacheManager, tokens: Iterable[int], namespace: Namespace = SHARED) -> int:
     """How many of the tokens a request for them would find."""
     return manager.get_computed_blocks(ask("probe", tokens, namespace)).num_tokens
+
+
+def reach(manager: KVCacheManager, shared: int, prompt: int) -> int:
+    """The hit of a ``prompt`` whose first ``shared`` tokens a freed request has computed."""
+    found = min(shared, prompt - 1)
+    return found if manager.config.index == "radix" else found // 4 * 4
 
 
 def admit(manager: KVCacheManager, request: CacheRequest, num_new_tokens: int | None = None) -> PrefixHit:
@@ -104,7 +118,9 @@ def decode(manager: KVCacheManager, request: CacheRequest, tokens: Iterable[int]
         manager.commit_step()
 
 
-def state(manager: KVCacheManager, *live: CacheRequest) -> tuple[list[int], int, float, CacheStats, list[Any]]:
+def state(
+    manager: KVCacheManager, *live: CacheRequest
+) -> tuple[list[int], int, float, CacheStats, list[Any]]:
     """All that can be seen of a manager and of its ``live`` requests."""
     return (
         manager.free_block_ids(),

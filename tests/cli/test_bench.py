@@ -200,7 +200,8 @@ def test_a_real_server(real_server: str, scenario: str, kinds: list[str]) -> Non
     if "warm" in kinds:
         cached = report["groups"]["warm"]["cached_tokens"]
         assert (cached["minimum"], cached["maximum"]) == (89, 89)
-    assert not [warning for warning in report["warnings"] if "ended before" not in warning]
+    # A random model ends early and writes half characters, which is doubted rightly; its prompts are not.
+    assert not [warning for warning in report["warnings"] if "prompt" in warning]
 
 
 def test_no_torch() -> None:

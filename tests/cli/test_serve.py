@@ -18,7 +18,7 @@ from headstart.cli.serve import parse_bytes, print_banner, serve
 from headstart.engine.messages import EngineInfo
 
 INFO = EngineInfo(
-    model_name="my 'quoted' model",
+    model_name="my 'quoted' [red] model",
     model_type="llama",
     dtype="bfloat16",
     device="cpu",
@@ -129,7 +129,7 @@ def banner(url: str = "http://127.0.0.1:8000", *, chat: bool = True, info: Engin
 def test_banner_says_what_is_served() -> None:
     text = banner()
     for words in (
-        "http://127.0.0.1:8000", "my 'quoted' model", "bfloat16 on cpu", "65,536 tokens", "1,440.0 MiB",
+        "http://127.0.0.1:8000", "my 'quoted' [red] model", "bfloat16 on cpu", "65,536 tokens", "1,440.0 MiB",
         "4,096 blocks of 16", "radix index", "lru eviction", "8,192 tokens",
     ):  # fmt: skip
         assert words in text
@@ -148,5 +148,5 @@ def test_the_curl_line_survives_narrow_terminals_and_quotes(url: str, chat: bool
     curl, address, _, header, _, body = shlex.split(line)
     assert (curl, address, header) == ("curl", expected, "Content-Type: application/json")
     asked = json.loads(body)
-    assert asked["model"] == "my 'quoted' model"
+    assert asked["model"] == "my 'quoted' [red] model"
     assert ("messages" in asked) == chat

@@ -93,7 +93,7 @@ def test_streams_that_ended_early() -> None:
 
 
 def test_several_tokens_in_an_event() -> None:
-    assert "several tokens per event" in doubts_of(round_of(timing(1, 2, tokens=4)))
+    assert "Some events bring more than one token" in doubts_of(round_of(timing(1, 2, tokens=4)))
     assert doubts_of(round_of(timing(1, 2, 3, tokens=4))) == "", "a last token without text brings no event"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 URL = "/v1/completions"
@@ -53,6 +54,24 @@ def test_text_and_token_ids_are_one_prompt(client: TestClient, engine: Any) -> N
     assert complete(client, engine.tokenizer.encode("hello"))["usage"]["prompt_tokens_details"] == {
         "cached_tokens": 4
     }
+
+
+def test_a_text_gets_the_models_beginning_and_a_chat_has_its_own(
+    client: TestClient, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine.tokenizer.encode
+    begun: dict[str, bool] = {}
+
+    def recorded(text: str, add_special_tokens: bool = True) -> list[int]:
+        begun[text] = add_special_tokens
+        ids: list[int] = encode(text, add_special_tokens)
+        return ids
+
+    monkeypatch.setattr(engine.tokenizer, "encode", recorded)
+    complete(client, "hello")
+    client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    assert begun["hello"] is True
+    assert begun["[user]hi[assistant]"] is False
 
 
 def test_each_prompt_gives_its_choice_in_order(client: TestClient, engine: Any) -> None:

@@ -115,6 +115,17 @@ async def begin_stream(client: httpx.AsyncClient) -> asyncio.Task[str]:
     return task
 
 
+async def until_refused(client: httpx.AsyncClient) -> None:
+    """Wait until new connections are turned away."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                async with httpx.AsyncClient(base_url=client.base_url) as newcomer:
+                    await newcomer.get("/health")
+            except httpx.TransportError:
+                return
+
+
 def test_it_is_ready_when_it_accepts(engine: Any) -> None:
     engine.gate = asyncio.Semaphore(0)
 
@@ -132,6 +143,7 @@ def test_running_requests_finish_within_the_grace(engine: Any) -> None:
     async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
         stream = await begin_stream(client)
         server.handle_exit(signal.SIGTERM)
+        await until_refused(client)
         for _ in range(20):
             engine.gate.release()
         assert (await stream).endswith("data: [DONE]\n\n")

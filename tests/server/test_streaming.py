@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -31,6 +32,8 @@ class Client:
     def __init__(self, app: Any, path: str, body: Any = None, method: str = "POST") -> None:
         self.app = app
         self.left = asyncio.Event()
+        self.reads = asyncio.Event()  # cleared: the client takes nothing in, so sending to it waits
+        self.reads.set()
         self.status: int | None = None
         self.received = b""
         self._body = b"" if body is None else json.dumps(body).encode()
@@ -52,6 +55,7 @@ class Client:
     async def _send(self, message: dict[str, Any]) -> None:
         self.status = message.get("status", self.status)
         self.received += message.get("body", b"")
+        await self.reads.wait()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -97,6 +101,30 @@ def test_a_client_that_leaves_amid_a_stream_aborts_its_requests(
         assert not engine.running
         assert len(engine.aborted) == count
         assert b"[DONE]" not in client.received
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("path", "body", "count"), [form for form in FORMS if form.values[1]["stream"]])
+def test_a_client_that_reads_nothing_and_leaves_aborts_its_requests(
+    engine: Any, path: str, body: Any, count: int
+) -> None:
+    async def scene() -> None:
+        engine.gate = asyncio.Semaphore(0)
+        client = Client(app_of(engine), path, body)
+        await until(lambda: len(engine.running) == count)
+        client.reads.clear()
+        for _ in range(2 * count):
+            engine.gate.release()
+        await until(lambda: client.received)
+        gc.disable()  # closing must not be left to the collector
+        try:
+            client.left.set()
+            await client.served
+            assert not engine.running
+            assert len(engine.aborted) == count
+        finally:
+            gc.enable()
 
     asyncio.run(scene())
 

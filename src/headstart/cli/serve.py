@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
@@ -28,7 +29,8 @@ from headstart.text import ChatTemplate, Tokenizer
 
 _SERVER = "Server"
 _MODEL = "Model"
-_MEMORY = "KV memory and prefix cache"
+_MEMORY = "KV memory"
+_CACHE = "Prefix cache"
 _STEPS = "What one step may hold"
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -111,12 +113,16 @@ def serve(
         PrefixIndexName,
         typer.Option(
             help="How cached prefixes are found: radix matches to the token, hash to the block (as vLLM).",
-            rich_help_panel=_MEMORY,
+            rich_help_panel=_CACHE,
         ),
     ] = "radix",
     enable_prefix_caching: Annotated[
         bool,
-        typer.Option(help="Keep what was computed and use it again.", rich_help_panel=_MEMORY),
+        typer.Option(
+            help="Keep what was computed and use it again; --no-enable-prefix-caching does not.",
+            show_default="on",
+            rich_help_panel=_CACHE,
+        ),
     ] = True,
     max_num_batched_tokens: Annotated[
         int,
@@ -128,13 +134,17 @@ def serve(
         int, typer.Option(help="Most requests served at once; others wait.", rich_help_panel=_STEPS)
     ] = 128,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API, and never compute the same prompt prefix twice.
+    """Serve a model over HTTP and never compute the same prompt prefix twice.
 
-    Chat and completions, streamed or whole, are at /v1; every answer says in
-    usage.prompt_tokens_details.cached_tokens how much of its prompt came from the cache.  /health,
-    /metrics (Prometheus, vLLM's names) and POST /reset_prefix_cache are for operators.
+    OpenAI's chat and completions, streamed or whole, are at /v1.  Every answer
+    says how much of its prompt came from the cache, in
+    usage.prompt_tokens_details.cached_tokens.
 
-    Ctrl-C or SIGTERM lets running requests finish for a few seconds; a second Ctrl-C does not wait.
+    /health, /metrics (Prometheus, vLLM's names) and POST /reset_prefix_cache
+    are for operators.
+
+    Ctrl-C or SIGTERM lets running requests finish for a few seconds; a second
+    Ctrl-C does not wait.
 
     For example:
 
@@ -188,7 +198,7 @@ async def _serve(
     for sig in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(sig, starting.cancel)
     try:
-        with Console(stderr=True).status(f"starting the engine and loading {config.model.model} …"):
+        with Console(stderr=True).status(f"starting the engine and loading {escape(config.model.model)} …"):
             info = await client.start()
         server = HttpServer(
             build_app(client, tokenizer, template),
@@ -216,7 +226,7 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
     }
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
-        table.add_row(f"[dim]{name}[/]", value)
+        table.add_row(f"[dim]{name}[/]", escape(value))
     console.print(f"[bold]headstart {version('headstart')}[/] is ready.  Ctrl-C stops it.\n")
     console.print(table)
     console.print("\nTry it:\n")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import shutil
 import sys
 import tempfile
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
@@ -34,7 +31,7 @@ from headstart.engine.messages import (
     ToEngine,
 )
 from headstart.engine.request import RequestOutput, SamplingParams
-from headstart.errors import EngineDeadError, EngineError, ModelError, RequestError
+from headstart.errors import EngineDeadError, EngineError, HeadstartError, ModelError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -52,31 +49,188 @@ class EngineClient:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.stats = EngineStats()
+        self._directory = tempfile.TemporaryDirectory(prefix="headstart-")  # mode 700: the socket is ours
         self._context = zmq.asyncio.Context()
-        self._directory = Path(tempfile.mkdtemp(prefix="headstart-"))  # mode 700: the socket is ours alone
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # no bound, so that sending never waits
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ready: asyncio.Future[EngineInfo] | None = None
         self._queues: dict[str, asyncio.Queue[RequestOutput | None]] = {}  # None: the engine is gone
-        self._answers: dict[int, asyncio.Future[Any]] = {}  # awaited by calls; 0 is `start`
+        self._resets: dict[int, asyncio.Future[bool]] = {}
         self._calls = itertools.count()
         self._limits: Limits | None = None
-        self._death: str | None = None  # a sentence without its full stop
+        self._death: str | None = None  # what happened, if it is gone
 
     async def start(self) -> EngineInfo:
-        """Start the engine and wait until it is ready.  If it fails, nothing is left behind.
+        """Start the engine and wait until it is ready.  If that fails, nothing is left behind.
 
         Raises ``ModelError`` with the engine's own sentence, or ``EngineDeadError`` if it dies on the way.
         """
         try:
-            self.info = await self._call(self._launch)
+            self.info = info = await self._launch()
         except BaseException:
             await self.shutdown()
             raise
-        self._limits = Limits(
-            self.info.max_model_len, self.info.vocab_size, self.info.num_blocks, self.info.block_size
+        self._limits = Limits(info.max_model_len, info.vocab_size, info.num_blocks, info.block_size)
+        return info
+
+    async def _launch(self) -> EngineInfo:
+        address = f"ipc://{self._directory.name}/engine.sock"
+        self._socket.bind(address)
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # a file called random.py where the user happens to stand is not ours to import
+            "-m",
+            "headstart.engine.process",
+            address,
+            stdin=asyncio.subprocess.PIPE,  # held open for as long as we live: see process.py
+            start_new_session=True,  # Ctrl-C in the terminal reaches the front alone
         )
-        return self.info
+        self._ready = asyncio.get_running_loop().create_future()
+        self._send(self._config)  # is kept until the engine has connected
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch(process))]
+        return await self._ready
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine process runs."""
+        return self._limits is not None and self._death is None
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs as steps bring them; the last one has a ``finish_reason``.
+
+        Raises ``RequestError`` at once (before the first ``await``) for what can never be served:
+        too long, a token outside the vocabulary, more blocks than the pool has.  The iterator raises
+        ``EngineError``, or ``EngineDeadError`` if the process is gone.  Closing or cancelling it early
+        aborts the request.
+        """
+        self._check_alive().check(prompt_token_ids, params)
+        try:  # what the engine could not read would get no answer
+            msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"sampling parameters: {error}", code="invalid_value") from error
+        return self._stream(Submit(request_id, _wire_tokens(prompt_token_ids), params, cache_salt))
+
+    async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:
+        self._check_alive()  # again: this runs when the first output is asked for
+        if submit.request_id in self._queues:
+            raise RequestError(f"request id {submit.request_id!r} is in use", param="request_id")
+        queue = self._queues[submit.request_id] = asyncio.Queue()
+        running = True
+        try:
+            self._send(submit)
+            while running:
+                output = await queue.get()
+                if output is None:
+                    raise EngineDeadError(f"{self._death}; the request was lost, please try again")
+                running = output.finish_reason is None
+                if output.error is not None:
+                    raise EngineError(output.error)
+                yield output
+        finally:
+            del self._queues[submit.request_id]
+            if running and self._death is None:
+                self._send(Abort((submit.request_id,)))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget everything cached; False (and nothing changed) while blocks are in use."""
+        self._check_alive()
+        call_id = next(self._calls)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets[call_id] = done
+        try:
+            self._send(ResetPrefixCache(call_id))
+            return await done
+        finally:
+            del self._resets[call_id]
+
+    async def shutdown(self) -> None:
+        """End the engine process and wait for it; requests in flight fail.  Harmless when repeated."""
+        self._fail_all("the server is shutting down")
+        process = self._process
+        if process is not None and process.returncode is None:
+            self._send(Shutdown())
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), _SHUTDOWN_GRACE_S)
+            except TimeoutError:
+                with suppress(ProcessLookupError):  # it ended just now
+                    process.kill()
+                await process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+        self._directory.cleanup()
+
+    def _check_alive(self) -> Limits:
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        if self._limits is None:
+            raise EngineDeadError("the engine was not started")
+        return self._limits
+
+    # -- the wire --------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine | EngineConfig) -> None:
+        self._socket.send(self._encoder.encode(message))  # unbounded, so it is on its way when this returns
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._take(self._decoder.decode(await self._socket.recv()))
+        except Exception:  # whatever it is, nobody may be left waiting
+            logger.exception("the engine's messages cannot be read any more")
+            self._fail_all("the engine's messages cannot be read any more")
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case StepOutputs():
+                self.stats = message.stats
+                for output in message.outputs:
+                    queue = self._queues.get(output.request_id)
+                    if queue is not None:  # otherwise its reader has just left, and its abort is on the way
+                        queue.put_nowait(output)
+            case ResetDone():
+                done = self._resets.get(message.call_id)
+                if done is not None and not done.done():  # as above
+                    done.set_result(message.success)
+            case StartFailed():
+                self._fail_all(message.error, ModelError)
+            case EngineInfo():
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self._fail_all(f"the engine {how}")
+
+    def _fail_all(self, death: str, kind: type[HeadstartError] = EngineDeadError) -> None:
+        """Tell everybody who waits, the first time that it is called."""
+        if self._death is not None:
+            return
+        self._death = death
+        for queue in self._queues.values():
+            queue.put_nowait(None)
+        for done in (self._ready, *self._resets.values()):
+            if done is not None and not done.done():
+                done.set_exception(kind(death))
+
+
+def _wire_tokens(token_ids: Sequence[int]) -> bytes:
+    tokens = array("i", token_ids)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tobytes()

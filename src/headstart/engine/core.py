@@ -90,6 +90,9 @@ class EngineCore:
         except Exception as error:  # whatever a kernel raises, the engine serves on
             logger.exception("a step of %d rows failed", len(plan.rows))
             return self.scheduler.fail(plan, f"the engine failed while computing this request: {error}")
+        except BaseException:  # a step is a transaction for sys.exit and Ctrl-C, too
+            self.scheduler.rollback()
+            raise
         outputs = self.scheduler.commit(plan, result)
         self._prompt_tokens += sum(row.start + len(row.token_ids) for row in plan.rows if _ends_prompt(row))
         self._generation_tokens += sum(len(output.token_ids) for output in outputs)

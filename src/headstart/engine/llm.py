@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headstart.config import EngineConfig
@@ -23,7 +27,9 @@ Prompt = str | Sequence[int]
 class Generation:
     """What one prompt brought.
 
-    ``num_cached_tokens`` of the prompt's tokens came from the cache; the others were computed.
+    ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
+    one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
+    the others were computed.
     """
 
     prompt_token_ids: list[int]
@@ -60,27 +66,28 @@ class LLM:
     ) -> list[Generation]:
         """One generation for each prompt (a text, or a list of token ids), in order.
 
-        All prompts are checked before any is computed.  ``progress`` shows a bar on a terminal.
-        Raises ``RequestError`` that names the prompt, ``EngineError`` if a step failed.
+        All prompts are checked before any is computed.  ``progress`` shows a bar for a batch, on a
+        terminal only.  Raises ``RequestError`` that names the prompt, ``EngineError`` if a step failed;
+        then, and after Ctrl-C, nothing of the call is left in the engine but what it cached.
         """
         params = sampling_params or SamplingParams()
         with_eos = _stop_at(params, self.tokenizer.eos_token_ids)
-        prompt_ids = [self._encode(prompt) for prompt in _as_list(prompts)]
-        for index, token_ids in enumerate(prompt_ids):
-            try:
-                self._core.limits.check(token_ids, params)
-            except RequestError as error:
-                raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
+        prompt_ids = []
+        for index, prompt in enumerate(_as_list(prompts)):
+            with _about_prompt(index):
+                prompt_ids.append(self._encode(prompt))
         jobs: dict[str, _Job] = {}
-        for token_ids in prompt_ids:
-            request_id = f"llm-{next(self._ids)}"
-            self._core.add_request(request_id, token_ids, with_eos, cache_salt=cache_salt)
-            jobs[request_id] = _Job(token_ids, TextStream(self.tokenizer, params.stop))
         try:
+            for index, token_ids in enumerate(prompt_ids):
+                request_id = f"llm-{next(self._ids)}"
+                with _about_prompt(index), _undisturbed():
+                    self._core.add_request(request_id, token_ids, with_eos, cache_salt=cache_salt)
+                    jobs[request_id] = _Job(token_ids, TextStream(self.tokenizer, params.stop))
             self._run(jobs, progress=progress)
         finally:
-            for request_id in jobs:  # after Ctrl-C or an error; otherwise all have ended
-                self._core.abort(request_id)
+            with _undisturbed():
+                for request_id in jobs:  # after Ctrl-C or an error; otherwise all have ended
+                    self._core.abort(request_id)
         return [job.result() for job in jobs.values()]
 
     def chat(
@@ -112,22 +119,25 @@ class LLM:
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, disable=not progress or len(jobs) < 2, transient=True) as bar:
+        console = Console(stderr=True)
+        hidden = not progress or len(jobs) < 2 or not console.is_terminal
+        with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
             task = bar.add_task("", total=len(jobs), speed="")
             tokens = 0
             while self._core.has_work:
-                for output in self._core.step():
-                    if output.error is not None:
-                        raise EngineError(output.error)
-                    job = jobs[output.request_id]
-                    job.take(output.token_ids, output.num_cached_tokens, output.finish_reason)
-                    if job.text.stopped and output.finish_reason is None:  # by a stop string
-                        self._core.abort(output.request_id)
-                    tokens += len(output.token_ids)
-                    if job.finish_reason is not None:
-                        elapsed = bar.tasks[0].elapsed or 0.0
-                        speed = f"{tokens / elapsed:,.0f} tokens/s" if elapsed else ""
-                        bar.update(task, advance=1, speed=speed)
+                with _undisturbed():
+                    for output in self._core.step():
+                        if output.error is not None:
+                            raise EngineError(output.error)
+                        job = jobs[output.request_id]
+                        job.take(output.token_ids, output.num_cached_tokens, output.finish_reason)
+                        if job.text.stopped and output.finish_reason is None:  # by a stop string
+                            self._core.abort(output.request_id)
+                        tokens += len(output.token_ids)
+                        if job.finish_reason is not None:
+                            elapsed = bar.tasks[task].elapsed or 0.0
+                            speed = f"{tokens / elapsed:,.0f} tokens/s" if elapsed else ""
+                            bar.update(task, advance=1, speed=speed)
 
 
 class _Job:
@@ -143,14 +153,15 @@ class _Job:
 
     def take(self, token_ids: Sequence[int], num_cached_tokens: int, reason: FinishReason | None) -> None:
         """Add what a step brought."""
-        self._pieces.append(self.text.push(token_ids))
         self._token_ids.extend(token_ids)
         self._num_cached_tokens = num_cached_tokens
-        if self.text.stopped:
-            self.finish_reason = "stop"
-        elif reason is not None:
+        self._pieces.append(self.text.push(token_ids[:-1] if reason == "stop" else token_ids))
+        if reason is not None:
             self._pieces.append(self.text.finish())
-            self.finish_reason = "stop" if self.text.stopped else reason
+        if self.text.stopped:
+            reason = "stop"
+            del self._token_ids[self.text.num_tokens :]
+        self.finish_reason = reason
 
     def result(self) -> Generation:
         """The whole generation; its reason is known once the engine has no work left."""
@@ -162,6 +173,34 @@ class _Job:
             self._num_cached_tokens,
             self.finish_reason,
         )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits until the block has ended: a step is a transaction.  A handler of the user's own stays."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _about_prompt(index: int) -> Iterator[None]:
+    """Let a ``RequestError`` name the prompt."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
 
 
 def _stop_at(params: SamplingParams, eos: frozenset[int]) -> SamplingParams:

@@ -6,16 +6,19 @@ prompt does so in chunks, a decoding request one token at a time.  A step spends
 ones in the order of arrival; tokens that the cache has cost nothing.
 
 Progress: the request that runs longest takes blocks from those that came after it, and no request
-is let in that could not fit an empty pool, so the oldest always advances.
+is let in that could not fit an empty pool.  It may have to give way itself, when its own blocks
+repeat what the radix index has: then it comes back in the next step, to a hit on all that it had.
+So of two steps in a row one computes tokens for the oldest.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from headstart.cache import BlockCopy, KVCacheManager
 from headstart.config import SchedulerConfig
 from headstart.engine.request import FinishReason, Request, RequestOutput, ScheduledRow, StepPlan, StepResult
+from headstart.errors import RequestError
 
 
 class Scheduler:
@@ -24,7 +27,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, manager: KVCacheManager) -> None:
         self.config = config
         self.manager = manager
-        self.waiting: deque[Request] = deque()
+        self.waiting: OrderedDict[str, Request] = OrderedDict()  # any of thousands may leave in O(1)
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
@@ -36,9 +39,11 @@ class Scheduler:
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
-        """Queue a request that `Limits` has let in."""
+        """Queue a request that `Limits` has let in.  Raises ``RequestError`` if its id is in use."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._requests[request.request_id] = request
-        self.waiting.append(request)
+        self.waiting[request.request_id] = request
 
     def abort(self, request_id: str) -> bool:
         """Forget a request between steps and free its blocks; False if it is not (or no longer) here."""
@@ -90,16 +95,16 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(victim)
+        self._put_first(victim)
         return victim
 
     def _plan_waiting(self, rows: list[ScheduledRow], copies: list[BlockCopy], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
+            request = next(iter(self.waiting.values()))
             count = self._admit(request, copies, budget)
             if count is None:
                 break
-            self.waiting.popleft()
+            del self.waiting[request.request_id]
             self.running.append(request)
             self._admitted.append(request)
             rows.append(self._row(request, count))
@@ -164,7 +169,7 @@ class Scheduler:
             request.num_computed_tokens = 0
             if request.num_preemptions == 0:
                 request.num_cached_tokens = None
-            self.waiting.appendleft(request)
+            self._put_first(request)
         self._admitted = []
 
     def fail(self, plan: StepPlan, error: str) -> list[RequestOutput]:
@@ -201,8 +206,10 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
-        if request in self.running:
+        if self.waiting.pop(request.request_id, None) is None:
             self.running.remove(request)
             self.manager.free(request.cache)
-        else:
-            self.waiting.remove(request)
+
+    def _put_first(self, request: Request) -> None:
+        self.waiting[request.request_id] = request
+        self.waiting.move_to_end(request.request_id, last=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,21 +21,15 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "0")
         num_bytes = 0
 
         async def counted() -> Message:
             nonlocal num_bytes
-            if declared.isdigit() and int(declared) > self._max_bytes:
-                raise self._too_large()
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
-                raise self._too_large()
+                # The one kind of exception that FastAPI lets pass while it reads a body.
+                raise HTTPException(413, f"the body must be at most {self._max_bytes:,} bytes")
             return message
 
         await self._app(scope, counted, send)
-
-    def _too_large(self) -> HTTPException:
-        # The one kind of exception that FastAPI lets pass while it reads a body.
-        return HTTPException(413, f"the body must be at most {self._max_bytes:,} bytes")

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headstart.engine.request import FinishReason
 from headstart.errors import RequestError
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, usage_of
@@ -106,7 +107,7 @@ async def _chunks(
     }
     no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
 
-    def chunk(delta: Delta, finish_reason: Any = None) -> ChatChunk:
+    def chunk(delta: Delta, finish_reason: FinishReason | None = None) -> ChatChunk:
         choice = ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=finish_reason)
         return ChatChunk(**head, choices=[choice], **no_usage_yet)
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headstart.engine.request import FinishReason
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, Piece, merged, usage_of
 from headstart.server.protocol import CompletionChoice, CompletionReply, CompletionRequest
@@ -67,7 +68,7 @@ async def _chunks(
         yield CompletionReply(**head, choices=[], usage=usage_of(generations))
 
 
-def _choice(index: int, text: str, finish_reason: Any) -> CompletionChoice:
+def _choice(index: int, text: str, finish_reason: FinishReason | None) -> CompletionChoice:
     return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=finish_reason)
 
 

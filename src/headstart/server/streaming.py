@@ -55,16 +55,19 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(self, chunks: AsyncGenerator[BaseModel, None]) -> None:
+        self._events = _events(chunks)
         super().__init__(
-            _events(chunks),
+            self._events,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # proxies must not hold it back
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's form
         """Send the stream until it ends or the client leaves."""
-        with suppress(ClientDisconnect):
-            await until_disconnect(receive, self.stream_response(send))
+        # Whoever leaves while we wait to send leaves the events suspended: they must be closed, not dropped.
+        async with aclosing(self._events):
+            with suppress(ClientDisconnect):
+                await until_disconnect(receive, self.stream_response(send))
 
 
 async def _events(chunks: AsyncGenerator[BaseModel, None]) -> AsyncGenerator[bytes, None]:

@@ -134,7 +134,10 @@ def _doubt_output(timings: Sequence[Timing]) -> str | None:
 
 def _doubt_events(timings: Sequence[Timing]) -> str | None:
     if any(timing.num_tokens > len(timing.arrivals) + 1 for timing in timings):
-        return "The server sends several tokens per event, so gaps between events are longer than a token's."
+        return (
+            "Some events bring more than one token (the server packs them, or waits for the rest of a "
+            "character), so gaps between events are longer than a token's."
+        )
     return None
 
 

@@ -1,0 +1,281 @@
+"""The `hash` index to the letter: which block, in which order.
+
+The conformance catalogue (item numbers in comments) counts blocks from 1, because vLLM's block 0 is its
+null block; headstart has none, so every id is one less here, and pools have one block less.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.cache import KVCacheManager
+from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
+
+A = list(range(100, 108))  # two full blocks
+
+
+def hash_manager(num_blocks: int, block_size: int = 4, *, free_order: str = "reverse") -> CheckedManager:
+    return make_manager(num_blocks, block_size, index="hash", free_order=free_order)
+
+
+def unhashed_first(num_blocks: int, block_size: int = 4) -> CheckedManager:
+    return hash_manager(num_blocks, block_size, free_order="unhashed_first")
+
+
+def digest_of(manager: KVCacheManager, block_id: int) -> bytes | None:
+    return manager._pool.blocks[block_id].digest
+
+
+def hashed(manager: KVCacheManager, name: str) -> list[bool]:
+    """Which blocks of the table are findable."""
+    return [digest_of(manager, block_id) is not None for block_id in manager.block_table(name)]
+
+
+def test_the_worked_example_of_the_design() -> None:
+    manager = hash_manager(10)
+    prompt = list(range(15))
+
+    # 1: request 0 with 15 prompt tokens
+    zero = ask("0", prompt)
+    assert run(manager, zero).num_tokens == 0
+    assert manager.block_table("0") == [0, 1, 2, 3]
+    assert hashed(manager, "0") == [True, True, True, False]
+
+    # 2: one decoded token fills block 3, the next one needs room
+    decode(manager, zero, [15])
+    assert manager.block_table("0") == [0, 1, 2, 3]
+    assert hashed(manager, "0") == [True, True, True, True]
+    decode(manager, zero, [16])
+    assert manager.block_table("0") == [0, 1, 2, 3, 4]
+    assert hashed(manager, "0") == [True, True, True, True, False]
+
+    # 3: request 1 with 14 tokens, the first 10 equal
+    one = ask("1", [*prompt[:10], 90, 91, 92, 93])
+    hit = run(manager, one)
+    assert (hit.block_ids, hit.num_tokens) == ([0, 1], 8)
+    assert manager.block_table("1") == [0, 1, 5, 6]
+
+    # 4: request 0 finishes
+    manager.free(zero)
+    assert manager.free_block_ids() == [7, 8, 9, 4, 3, 2]
+
+    # 5: request 1 finishes
+    manager.free(one)
+    assert manager.free_block_ids() == [7, 8, 9, 4, 3, 2, 6, 5, 1, 0]
+
+    # 6: request 2 with 29 tokens, the first 12 equal to request 0
+    two = ask("2", [*prompt[:12], *range(60, 77)])
+    hit = manager.get_computed_blocks(two)
+    assert (hit.block_ids, hit.num_tokens) == ([0, 1, 2], 12)
+    touched = manager.allocate_slots(two, 1, hit)
+    assert touched is not None
+    assert touched.block_ids == [7]
+    assert manager.free_block_ids() == [8, 9, 4, 3, 6, 5]
+    rest = manager.allocate_slots(two, 16)
+    assert rest is not None
+    assert manager.block_table("2") == [0, 1, 2, 7, 8, 9, 4, 3]
+    assert hashed(manager, "2") == [*[True] * 7, False]
+    assert manager.free_block_ids() == [6, 5]
+    manager.commit_step()
+    assert cached(manager, [*prompt, 15, 0]) == 12  # block 3 was evicted
+
+
+def test_two_copies_of_a_block_live_under_one_digest() -> None:
+    manager = hash_manager(10, block_size=3)  # the duplicate-block example: ABCDEF, then GHI
+    prompt, output = list("ABCDEF"), [ord(letter) for letter in "GHI"]
+    tokens = [ord(letter) for letter in prompt]
+    first, second = ask("first", tokens), ask("second", tokens)
+    run(manager, first)
+    assert manager.block_table("first") == [0, 1]
+    decode(manager, first, output)
+    assert manager.block_table("first") == [0, 1, 2]
+    assert run(manager, second).num_tokens == 3  # the last block is computed again, for its logits
+    assert manager.block_table("second") == [0, 3]
+    decode(manager, second, output)
+    assert manager.block_table("second") == [0, 3, 4]
+    assert digest_of(manager, 1) == digest_of(manager, 3) is not None
+    assert digest_of(manager, 2) == digest_of(manager, 4) is not None
+    assert manager.get_computed_blocks(ask("third", [*tokens, 0])).block_ids == [0, 1]
+    manager.free(second)
+    assert digest_of(manager, 3) is digest_of(manager, 4) is None
+    assert manager.get_computed_blocks(ask("third", [*tokens, *output, 0])).block_ids == [0, 1, 2]
+
+
+def test_the_second_copy_is_found_when_the_first_is_gone() -> None:
+    manager = hash_manager(4)  # items 40, 41
+    first, second = ask("first", A), ask("second", A)
+    for request in (first, second):  # without looking
+        assert manager.allocate_slots(request, 8) is not None
+    manager.commit_step()
+    assert (manager.block_table("first"), manager.block_table("second")) == ([0, 1], [2, 3])
+    probe = ask("probe", [*A, 1])
+    assert manager.get_computed_blocks(probe).block_ids == [0, 1]
+    manager.free(first)
+    assert manager.free_block_ids() == [1, 0]
+    run(manager, ask("taker", [1]))  # takes block 1
+    assert manager.get_computed_blocks(probe).block_ids == [0, 3]
+
+
+@pytest.mark.parametrize("freed_first", ["first", "second"])
+def test_an_extra_copy_is_forgotten_with_its_request(freed_first: str) -> None:
+    manager = hash_manager(8)  # item 40, as headstart has it
+    requests = {name: ask(name, A) for name in ("first", "second")}
+    for request in requests.values():
+        assert manager.allocate_slots(request, 8) is not None
+    manager.commit_step()
+    digests = [digest_of(manager, block_id) for block_id in (0, 1)]
+    manager.free(requests.pop(freed_first))
+    manager.free(*requests.values())
+    assert [digest_of(manager, block_id) for block_id in range(4)] == [*digests, None, None]
+    assert cached(manager, [*A, 1]) == 8
+
+
+def test_the_middle_one_of_three_copies_can_go() -> None:
+    manager = hash_manager(6)  # item 41
+    requests = [ask(name, A[:4]) for name in ("first", "second", "third")]
+    for request in requests:
+        assert manager.allocate_slots(request, 4) is not None
+    manager.commit_step()
+    manager.free(requests[1])
+    assert [digest_of(manager, block_id) is not None for block_id in range(3)] == [True, False, True]
+    assert manager.get_computed_blocks(ask("probe", A)).block_ids == [0]
+
+
+def test_the_first_copy_takes_the_place_of_the_one_freed() -> None:
+    # Law I7: its content was in use until now, so it must not be evicted before what was built on it.
+    manager = hash_manager(5)
+    first, second = ask("first", A[:4]), ask("second", A)
+    for request, count in ((first, 4), (second, 8)):
+        assert manager.allocate_slots(request, count) is not None
+    manager.commit_step()
+    manager.free(first)
+    assert manager.free_block_ids() == [3, 4, 0]
+    manager.free(second)  # [1, 2]; block 1 repeats block 0
+    assert manager.free_block_ids() == [3, 4, 2, 1, 0]
+
+
+def test_blocks_of_a_hit_are_not_published_again() -> None:
+    manager = hash_manager(8)  # item 42
+    serve(manager, ask("first", A))
+    digests = [digest_of(manager, block_id) for block_id in (0, 1)]
+    run(manager, ask("second", [*A, 1, 2, 3, 4]))
+    assert manager.block_table("second")[:2] == [0, 1]
+    assert [digest_of(manager, block_id) for block_id in (0, 1)] == digests
+    assert hashed(manager, "second") == [True, True, True]
+
+
+def test_a_recycled_block_has_no_digest() -> None:
+    manager = hash_manager(1)  # item 32
+    serve(manager, ask("first", [1, 2, 3, 4]))
+    assert digest_of(manager, 0) is not None
+    run(manager, ask("second", [9, 9, 9]))
+    assert hashed(manager, "second") == [False]
+
+
+# Orders
+
+
+def test_without_hashes_blocks_of_a_freed_request_are_taken_last_block_first() -> None:
+    manager = make_manager(5, index="hash", enable_prefix_caching=False)  # item 22
+    serve(manager, ask("first", A))
+    assert manager.free_block_ids() == [1, 0, 2, 3, 4]
+    run(manager, ask("again", [*A, 1]))
+    assert manager.block_table("again") == [1, 0, 2]
+
+
+def test_reference_prefill() -> None:
+    common = [token for block in range(3) for token in [block] * 16]  # item 26
+    manager = unhashed_first(10, block_size=16)
+    zero = ask("0", [*common, *[3] * 7])
+    run(manager, zero)
+    assert manager.block_table("0") == [0, 1, 2, 3]
+    one = ask("1", [*common, *[4] * 5])
+    assert run(manager, one).num_tokens == 48
+    assert manager.block_table("1") == [0, 1, 2, 4]
+    assert manager.num_free_blocks == 5
+    manager.free(zero)
+    manager.free(one)
+    assert manager.free_block_ids() == [4, 3, 5, 6, 7, 8, 9, 2, 1, 0]
+    two = ask("2", [*common, *[5] * 6])
+    assert run(manager, two).num_tokens == 48
+    assert manager.block_table("2") == [0, 1, 2, 4]
+    manager.free(two)
+    three = ask("3", [9] * 160)
+    assert run(manager, three).num_tokens == 0
+    assert manager.block_table("3") == [4, 3, 5, 6, 7, 8, 9, 2, 1, 0]
+    assert manager.num_free_blocks == 0
+
+
+def test_unhashed_blocks_go_to_the_front_and_the_others_to_the_tail() -> None:
+    manager = unhashed_first(10)  # items 44, 48, 46
+    a, b = ask("a", range(14)), ask("b", range(50, 58))
+    run(manager, a)
+    run(manager, b)
+    manager.free(a)
+    assert manager.free_block_ids() == [3, 6, 7, 8, 9, 2, 1, 0]
+    manager.free(b)
+    assert manager.free_block_ids() == [3, 6, 7, 8, 9, 2, 1, 0, 5, 4]
+
+    again = ask("again", [*range(8), 90])
+    hit = run(manager, again)
+    assert (hit.block_ids, manager.block_table("again")) == ([0, 1], [0, 1, 3])
+    assert manager.free_block_ids() == [6, 7, 8, 9, 2, 5, 4]
+    manager.free(again)
+    assert manager.free_block_ids() == [3, 6, 7, 8, 9, 2, 5, 4, 1, 0]
+
+    run(manager, ask("stranger", range(200, 240)))
+    assert manager.block_table("stranger") == [3, 6, 7, 8, 9, 2, 5, 4, 1, 0]
+    assert cached(manager, range(14)) == cached(manager, range(50, 59)) == 0
+
+
+def test_of_several_unhashed_blocks_the_last_goes_first() -> None:
+    manager = unhashed_first(7)  # item 45: blocks 2 and 3 are held for tokens not computed yet
+    first = ask("first", range(16))
+    admit(manager, first, 8)
+    manager.commit_step()
+    assert manager.allocate_slots(first, 7) is not None
+    manager.rollback_step()
+    assert manager.block_table("first") == [0, 1]
+    manager.free(first)
+    assert manager.free_block_ids() == [2, 3, 4, 5, 6, 1, 0]
+
+
+def test_plain_order_puts_a_partly_filled_block_first_of_its_own_request() -> None:
+    manager = hash_manager(10)  # the documented choice against item 44
+    a = ask("a", range(14))
+    run(manager, a)
+    manager.free(a)
+    assert manager.free_block_ids() == [4, 5, 6, 7, 8, 9, 3, 2, 1, 0]
+
+
+def test_a_shared_block_is_freed_with_its_last_request() -> None:
+    manager = unhashed_first(9)  # item 47
+    a, b = ask("a", [*A, 1]), ask("b", [*A, 2])
+    run(manager, a)
+    assert run(manager, b).num_tokens == 8
+    assert manager.block_table("b") == [0, 1, 3]
+    assert [manager._pool.blocks[block_id].ref_count for block_id in range(4)] == [2, 2, 1, 1]
+    manager.free(a)
+    assert manager.free_block_ids() == [2, 4, 5, 6, 7, 8]
+    assert [manager._pool.blocks[block_id].ref_count for block_id in range(4)] == [1, 1, 0, 1]
+    manager.free(b)
+    assert manager.free_block_ids() == [3, 2, 4, 5, 6, 7, 8, 1, 0]
+
+
+def test_a_preempted_request_gets_its_blocks_back() -> None:
+    manager = hash_manager(3)  # item 53
+    victim = ask("victim", range(10))
+    run(manager, victim)
+    manager.free(victim)
+    assert run(manager, victim).num_tokens == 8
+    assert manager.block_table("victim") == [0, 1, 2]
+
+
+def test_a_stranger_takes_the_tail_of_a_preempted_request() -> None:
+    manager = unhashed_first(5)  # item 54
+    victim = ask("victim", range(12))
+    serve(manager, victim)
+    assert manager.free_block_ids() == [3, 4, 2, 1, 0]
+    run(manager, ask("stranger", range(50, 62)))
+    assert manager.block_table("stranger") == [3, 4, 2]
+    assert manager.get_computed_blocks(victim).num_tokens == 8

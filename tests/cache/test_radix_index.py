@@ -1,0 +1,269 @@
+"""The `radix` index through the manager: to the token, by copying; tails; one path once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headstart.cache import BlockCopy, CacheRequest, PartialBlock
+from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
+
+A = list(range(100, 108))  # two full blocks
+
+
+def radix(num_blocks: int, block_size: int = 4) -> CheckedManager:
+    return make_manager(num_blocks, block_size, index="radix")
+
+
+def num_nodes(manager: CheckedManager) -> int:
+    return len(manager._index._tree.nodes())  # type: ignore[attr-defined]  # of the radix index
+
+
+def side_by_side(manager: CheckedManager, *requests: CacheRequest) -> None:
+    """Compute the requests in steps of their own, none of them having looked for a hit."""
+    for request in requests:
+        assert manager.allocate_slots(request, request.num_tokens) is not None
+        manager.commit_step()
+
+
+# Copies
+
+
+def test_the_block_that_differs_is_copied_as_far_as_it_is_equal() -> None:
+    manager = radix(8)
+    serve(manager, ask("first", A))
+    again = ask("again", A)
+    hit = manager.get_computed_blocks(again)
+    assert (hit.num_tokens, hit.block_ids, hit.copy) == (7, [0], PartialBlock(src=1, num_tokens=3))
+    grant = manager.allocate_slots(again, 1, hit)
+    assert grant is not None
+    assert (grant.block_ids, grant.copies) == ([2], (BlockCopy(src=1, dst=2, num_tokens=3),))
+    assert manager.block_table("again") == [0, 2]
+
+
+def test_a_hit_without_its_copy_is_the_whole_blocks() -> None:
+    manager = radix(8)
+    serve(manager, ask("first", A))
+    again = ask("again", [*A[:7], 1])
+    hit = manager.get_computed_blocks(again).without_copy()
+    assert (hit.num_tokens, hit.block_ids, hit.copy) == (4, [0], None)
+    assert hit.without_copy() is hit
+    grant = manager.allocate_slots(again, 4, hit)
+    assert grant is not None
+    assert grant.copies == ()
+    assert 1 in manager.free_block_ids()
+
+
+def test_keeping_the_source_costs_room_that_a_plain_hit_does_not() -> None:
+    manager = radix(2)
+    serve(manager, ask("first", A))
+    again = ask("again", A)
+    hit = manager.get_computed_blocks(again)
+    assert manager.allocate_slots(again, 1, hit) is None  # a third block would be needed
+    grant = manager.allocate_slots(again, 4, hit.without_copy())
+    assert grant is not None
+    assert grant.block_ids == [1]
+
+
+@pytest.mark.parametrize("shared", range(1, 10))
+def test_the_longest_equal_run_wins(shared: int) -> None:
+    manager = radix(8)  # item 92
+    serve(manager, ask("first", [1, 2, 3, 4, 5, 6, 7, 8, 9]))
+    prompt = [*range(1, shared + 1), 99, 99]
+    assert cached(manager, prompt) == shared
+
+
+def test_the_best_of_many_siblings_is_found() -> None:
+    # Against brute force; the tokens' bytes sort unlike the tokens themselves.
+    dice = random.Random(0)
+    letters = [0, 1, 255, 256, 65536, 2**31 - 1, -1, -(2**31)]
+    for _ in range(20):
+        manager = radix(64)
+        stored = [[dice.choice(letters) for _ in range(dice.randint(1, 4))] for _ in range(30)]
+        for number, tokens in enumerate(stored):
+            serve(manager, ask(f"r{number}", tokens))
+        for _ in range(30):
+            prompt = [dice.choice(letters) for _ in range(5)]
+            assert cached(manager, prompt) == max(common(prompt[:-1], tokens) for tokens in stored)
+
+
+def common(one: list[int], other: list[int]) -> int:
+    count = 0
+    while count < min(len(one), len(other)) and one[count] == other[count]:
+        count += 1
+    return count
+
+
+def test_a_stored_token_is_enough() -> None:
+    manager = radix(8)  # case 46, item 91
+    serve(manager, ask("first", [7]))
+    assert cached(manager, [7, 8, 9]) == 1
+    assert cached(manager, [8, 7, 9]) == 0
+
+
+def test_a_copy_leaves_its_source_alone() -> None:
+    manager = radix(8, block_size=16)  # item 93
+    first, second = ask("first", range(13)), ask("second", [*range(12), 50, 51])
+    run(manager, first)
+    source = manager.block_table("first")
+    manager.free(first)
+    hit = admit(manager, second)
+    assert hit.copy == PartialBlock(source[0], 12)
+    assert not set(source) & set(manager.block_table("second"))
+    manager.commit_step()
+    decode(manager, second, range(60, 80))
+    assert cached(manager, range(14)) == 13
+    manager.free(second)
+    assert cached(manager, range(14)) == 13
+    assert cached(manager, [*range(12), 50, 51, *range(60, 81)]) == 34
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "free"])
+def test_the_source_cannot_be_had_before_the_step_ends(end: str) -> None:
+    manager = radix(4)
+    serve(manager, ask("first", A))
+    again = ask("again", [*A[:7], 1])
+    hit = admit(manager, again)
+    assert hit.copy is not None
+    assert hit.copy.src not in manager.free_block_ids()
+    assert manager.num_free_blocks == 1
+    if end == "free":
+        manager.free(again)
+        assert hit.copy.src not in manager.free_block_ids()
+        assert not manager.reset_prefix_cache()
+    if end == "rollback":
+        manager.rollback_step()
+    else:
+        manager.commit_step()
+    assert hit.copy.src in manager.free_block_ids()
+    assert cached(manager, [*A, 1]) == 8
+
+
+def test_two_requests_of_one_step_copy_from_one_block() -> None:
+    manager = radix(8)
+    serve(manager, ask("first", A))
+    hits = [admit(manager, ask(name, [*A[:6], number])) for number, name in enumerate(("second", "third"))]
+    assert [hit.copy for hit in hits] == [PartialBlock(1, 2), PartialBlock(1, 2)]
+    manager.commit_step()
+    assert 1 in manager.free_block_ids()
+    assert cached(manager, [*A, 1]) == 8
+
+
+def test_of_a_long_run_only_the_block_to_copy_from_is_kept() -> None:
+    manager = radix(10)
+    serve(manager, ask("first", range(16)))
+    assert admit(manager, ask("second", [*range(6), 90])).num_tokens == 6
+    assert manager.block_table("second") == [0, 4]
+    assert manager.free_block_ids() == [5, 6, 7, 8, 9, 3, 2]  # all but the table and block 1
+    manager.commit_step()
+    assert manager.free_block_ids() == [5, 6, 7, 8, 9, 3, 2, 1]
+
+
+def test_nothing_is_copied_from_a_block_that_this_step_writes() -> None:
+    manager = radix(8)
+    admit(manager, ask("first", A))
+    assert cached(manager, [*A[:6], 1]) == 4
+    assert cached(manager, A[:3]) == 0
+    manager.commit_step()
+    assert cached(manager, [*A[:6], 1]) == 6
+    assert cached(manager, A[:3]) == 2
+
+
+def test_a_committed_sibling_is_copied_from_beside_a_pending_one() -> None:
+    manager = radix(8)
+    serve(manager, ask("old", [1, 2, 9]))
+    admit(manager, ask("new", [1, 2, 3, 4, 5]))  # pending, and nearer to the probe
+    assert cached(manager, [1, 2, 3, 8]) == 2
+    manager.commit_step()
+    assert cached(manager, [1, 2, 3, 8]) == 3
+
+
+# Tails
+
+
+def test_a_tail_is_found_when_its_request_has_ended() -> None:
+    manager = radix(8)
+    first = ask("first", range(6))
+    run(manager, first)
+    assert cached(manager, range(8)) == 4
+    manager.free(first)
+    assert cached(manager, range(8)) == 6
+
+
+def test_a_longer_run_replaces_the_tail_that_it_covers() -> None:
+    for longer in ([1, 2, 3, 4], [1, 2, 3]):  # a full block, a longer tail
+        manager = radix(8)
+        short = ask("short", [1, 2])
+        run(manager, short)
+        [block_id] = manager.block_table("short")
+        manager.free(short)
+        assert manager.free_block_ids()[-1] == block_id
+        request = ask("longer", longer)
+        side_by_side(manager, request)
+        manager.free(request)
+        assert manager.free_block_ids()[0] == block_id
+        assert num_nodes(manager) == 1
+        assert cached(manager, [1, 2, 3, 4, 5]) == len(longer)
+
+
+def test_a_tail_that_is_copied_from_is_replaced_when_the_step_has_ended() -> None:
+    manager = radix(8)
+    serve(manager, ask("short", [1, 2]))
+    longer = ask("longer", [1, 2, 3, 4, 5])
+    assert admit(manager, longer).copy == PartialBlock(0, 2)
+    assert num_nodes(manager) == 2
+    manager.commit_step()
+    assert num_nodes(manager) == 1
+    assert manager.free_block_ids()[0] == 0
+
+
+@pytest.mark.parametrize("tail", [[1], [1, 2], [1, 2, 3]])
+def test_a_tail_that_the_tree_has_already_is_not_kept_twice(tail: list[int]) -> None:
+    manager = radix(8)
+    side_by_side(manager, ask("first", [1, 2, 3, 4]))
+    serve(manager, ask("stub", [9, 9]))
+    nodes = num_nodes(manager)
+    second = ask("second", tail)
+    side_by_side(manager, second)
+    [block_id] = manager.block_table("second")
+    manager.free(second)
+    third = ask("third", [9, 9])
+    side_by_side(manager, third)
+    manager.free(third)
+    assert num_nodes(manager) == nodes
+    assert manager.free_block_ids()[0] == block_id
+
+
+def test_tails_that_differ_stand_side_by_side() -> None:
+    manager = radix(8)
+    for number, tail in enumerate(([1, 2], [1, 3], [2])):
+        serve(manager, ask(f"r{number}", [*A, *tail]))
+    assert [cached(manager, [*A, *tail, 0]) for tail in ([1, 2], [1, 3], [2], [1], [3])] == [10, 10, 9, 9, 8]
+
+
+# One path once
+
+
+def test_the_first_of_two_equal_blocks_stays_in_the_tree() -> None:
+    manager = radix(8)  # item 75
+    first, second = ask("first", A), ask("second", A)
+    side_by_side(manager, first, second)
+    assert [manager.block_table(name) for name in ("first", "second")] == [[0, 1], [2, 3]]
+    manager.free(second)
+    assert set(manager.free_block_ids()[:2]) == {2, 3}
+    assert manager.get_computed_blocks(ask("third", [*A, 1])).block_ids == [0, 1]
+
+
+def test_what_follows_a_repeat_is_published_behind_what_it_repeats() -> None:
+    manager = radix(8)
+    first, second = ask("first", A), ask("second", [*A, 1, 2, 3, 4])
+    side_by_side(manager, first, second)
+    assert manager.block_table("second") == [2, 3, 4]
+    assert manager.get_computed_blocks(ask("third", [*A, 1, 2, 3, 4, 5])).block_ids == [0, 1, 4]
+    manager.free(first)
+    assert manager.free_block_ids() == [5, 6, 7]  # blocks 0 and 1 bear the second's tail
+    manager.free(second)
+    assert manager.num_free_blocks == 8
+    assert set(manager.free_block_ids()[:2]) == {2, 3}
+    assert cached(manager, [*A, 1, 2, 3, 4, 5]) == 12

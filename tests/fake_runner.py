@@ -1,0 +1,197 @@
+"""A runner without a model, whose tokens show a wrong block anywhere in a block table; and a bench to use it.
+
+What a model writes into a slot depends on the token there and on all slots before it, and the token it
+chooses depends on all of them.  `FakeRunner` does the same with checksums in place of K and V, read
+through the block tables; `answer` says what must come out, from the tokens alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
+from headstart.cache.index import BlockCopy
+from headstart.config import PrefixIndexName, SchedulerConfig
+from headstart.engine.request import Request, RequestOutput, SamplingParams, StepPlan, StepResult
+from headstart.engine.scheduler import Scheduler
+
+VOCAB_SIZE = 1000
+
+
+def _mix(value: int, state: int) -> int:
+    return zlib.crc32(value.to_bytes(4, "little"), state)
+
+
+def answer(prompt: Sequence[int], count: int, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """The first ``count`` tokens that a `FakeRunner` generates for ``prompt``, however it is scheduled."""
+    state, output = 0, list[int]()
+    for token in prompt:
+        state = _mix(_mix(token, state), state)
+    while len(output) < count:
+        token = state % vocab_size
+        output.append(token)
+        state = _mix(_mix(token, state), state)
+    return output
+
+
+class FakeRunner:
+    """Keeps `Runner`'s interface.  A slot that nobody wrote, or two rows that write one slot, are errors.
+
+    ``plans`` are those it was given.  If there is a ``failure``, the next run raises it, and leaves
+    garbage in every slot that it was to write.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = VOCAB_SIZE) -> None:
+        self.plans: list[StepPlan] = []
+        self.failure: BaseException | None = None
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The token after each row that asks for one."""
+        self.plans.append(plan)
+        written = self._copy(plan.copies)
+        sampled = {}
+        for row in plan.rows:
+            state = 0
+            for position in range(row.start):
+                content = self._slots[self._slot(row.block_ids, position)]
+                assert content is not None, f"{row.request_id} reads position {position}, which nobody wrote"
+                state = _mix(content, state)
+            for position, token in enumerate(row.token_ids, start=row.start):
+                slot = self._slot(row.block_ids, position)
+                assert slot not in written, f"slot {slot} is written twice in one step"
+                written.add(slot)
+                content = self._slots[slot] = _mix(token, state)
+                state = _mix(content, state)
+            if row.sample:
+                sampled[row.request_id] = state % self._vocab_size
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            for slot in written:
+                self._slots[slot] = None
+            raise failure
+        return StepResult(sampled)
+
+    def _slot(self, block_ids: list[int], position: int) -> int:
+        return block_ids[position // self._block_size] * self._block_size + position % self._block_size
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> set[int]:
+        size = self._block_size
+        moves = [
+            (copy.dst * size + offset, self._slots[copy.src * size + offset])
+            for copy in copies
+            for offset in range(copy.num_tokens)
+        ]
+        for slot, content in moves:
+            self._slots[slot] = content
+        return {slot for slot, _ in moves}
+
+
+class Bench:
+    """A scheduler over a `FakeRunner`, driven by hand.  The cache's laws are checked at every turn.
+
+    ``outputs`` are all output tokens by request; ``ends`` are the last outputs of those that ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 100,
+        block_size: int = 4,
+        index: PrefixIndexName = "radix",
+        caching: bool = True,
+        budget: int = 2048,
+        seqs: int = 128,
+        vocab_size: int = VOCAB_SIZE,
+    ) -> None:
+        self.manager = KVCacheManager(
+            CacheConfig(num_blocks, block_size, index=index, enable_prefix_caching=caching)
+        )
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seqs), self.manager
+        )
+        self.runner = FakeRunner(num_blocks, block_size, vocab_size=vocab_size)
+        self.outputs: dict[str, list[int]] = {}
+        self.ends: dict[str, RequestOutput] = {}
+
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int = 1,
+        *,
+        stop_token_ids: tuple[int, ...] = (),
+        salt: str | None = None,
+    ) -> Request:
+        """Queue a request."""
+        request = Request(
+            request_id=name,
+            cache=CacheRequest(name, prompt, namespace=Namespace(salt=salt)),
+            params=SamplingParams(temperature=0.0, max_tokens=max_tokens, stop_token_ids=stop_token_ids),
+            num_prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            arrival_time=0.0,
+        )
+        self.scheduler.add(request)
+        self.outputs[name] = []
+        return request
+
+    def plan(self) -> StepPlan:
+        """Open a step."""
+        plan = self.scheduler.plan(0.0)
+        self.manager.check()
+        return plan
+
+    def commit(self, plan: StepPlan) -> list[RequestOutput]:
+        """Compute the open step."""
+        return self._take(self.scheduler.commit(plan, self.runner.run(plan)))
+
+    def fail(self, plan: StepPlan, error: str) -> list[RequestOutput]:
+        """Break the open step off in its middle."""
+        self._break_off(plan)
+        return self._take(self.scheduler.fail(plan, error))
+
+    def rollback(self, plan: StepPlan) -> None:
+        """Break the open step off, to be tried again."""
+        self._break_off(plan)
+        self.scheduler.rollback()
+        self.manager.check()
+
+    def step(self) -> dict[str, tuple[int, int]]:
+        """One whole step; where each row starts and ends."""
+        plan = self.plan()
+        self.commit(plan)
+        return rows(plan)
+
+    def finish(self, *, at_most: int = 1000) -> int:
+        """Step until nothing is left to do; how many steps it took."""
+        count = 0
+        while self.scheduler.has_work:
+            assert count < at_most, f"there is work left after {at_most} steps"
+            self.step()
+            count += 1
+        return count
+
+    def _break_off(self, plan: StepPlan) -> None:
+        self.runner.failure = RuntimeError("on purpose")
+        try:
+            self.runner.run(plan)
+        except RuntimeError:
+            return
+
+    def _take(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        self.manager.check()
+        for output in outputs:
+            self.outputs[output.request_id].extend(output.token_ids)
+            if output.finish_reason is not None:
+                assert output.request_id not in self.ends, "a request ended twice"
+                self.ends[output.request_id] = output
+        return outputs
+
+
+def rows(plan: StepPlan) -> dict[str, tuple[int, int]]:
+    """Where each row of a plan starts and ends, by request, in order."""
+    return {row.request_id: (row.start, row.start + len(row.token_ids)) for row in plan.rows}

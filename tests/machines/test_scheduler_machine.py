@@ -1,0 +1,244 @@
+"""Random requests, aborts and broken steps through the real scheduler and cache: all are served, and rightly.
+
+The runner is fake (`tests/fake_runner.py`), but reads what it needs through the block tables from what
+it wrote: a wrong table, hit or copy shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from headstart.config import PrefixIndexName
+from headstart.engine.limits import Limits
+from headstart.engine.request import Request, SamplingParams, StepPlan
+from headstart.errors import RequestError
+from tests.fake_runner import Bench, answer
+
+EXAMPLES = int(os.environ.get("HEADSTART_FUZZ_EXAMPLES", "100"))
+MAX_MODEL_LEN = 40
+VOCAB_SIZE = 3  # so few that prompts, and prompts and outputs, have much in common
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    index: PrefixIndexName = "radix"
+
+    @initialize(
+        num_blocks=st.integers(1, 14),
+        block_size=st.integers(1, 4),
+        budget=st.integers(1, 12),
+        seqs=st.integers(1, 4),
+        caching=st.sampled_from([True, True, True, False]),
+    )
+    def make(self, num_blocks: int, block_size: int, budget: int, seqs: int, caching: bool) -> None:
+        self.bench = Bench(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            index=self.index,
+            caching=caching,
+            budget=budget,
+            seqs=seqs,
+            vocab_size=VOCAB_SIZE,
+        )
+        self.limits = Limits(MAX_MODEL_LEN, VOCAB_SIZE, num_blocks, block_size)
+        self.budget, self.seqs, self.caching = budget, seqs, caching
+        self.capacity = num_blocks * block_size
+        self.live: dict[str, Request] = {}
+        self.prompts: dict[str, list[int]] = {}
+        self.admitted: dict[
+            str, int
+        ] = {}  # hits of the first admission that held, by request
+        self.counter = 0
+        self.idle_before = False
+
+    # -- requests --------------------------------------------------------------------------------
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30),
+        max_tokens=st.one_of(st.none(), st.integers(1, 30)),
+        stop=st.sampled_from([(), (), (1,)]),
+        salt=st.sampled_from([None, None, "s"]),
+    )
+    def add(self, prompt: list[int], max_tokens: int | None, stop: tuple[int, ...], salt: str | None) -> None:
+        self.submit(prompt, max_tokens, stop, salt)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), cut=st.integers(0, 3), more=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3))
+    def add_a_continuation(self, data: st.DataObject, cut: int, more: list[int]) -> None:
+        """What an earlier request said and was told, perhaps cut, perhaps with another end."""
+        name = data.draw(st.sampled_from(sorted(self.prompts)))
+        told = self.prompts[name] + self.bench.outputs[name]
+        self.submit(told[: len(told) - cut] + more or [0], data.draw(st.integers(1, 8)), (), None)
+
+    @rule(prompt_share=st.floats(0.0, 1.0))
+    def add_one_that_fills_the_pool(self, prompt_share: float) -> None:
+        prompt = max(1, min(round(prompt_share * self.capacity), self.capacity, MAX_MODEL_LEN - 1))
+        count = min(self.capacity, MAX_MODEL_LEN - 1) - prompt + 1
+        self.submit([i % VOCAB_SIZE for i in range(prompt)], count, (), None, fits=True)
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int | None,
+        stop: tuple[int, ...],
+        salt: str | None,
+        *,
+        fits: bool = False,
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
+        try:
+            allowed = self.limits.check(prompt, params)
+        except RequestError:
+            assert not fits
+            needed = len(prompt) + (max_tokens or 1)
+            assert needed > MAX_MODEL_LEN or needed - 1 > self.capacity
+            return
+        name = f"r{self.counter}"
+        self.counter += 1
+        self.prompts[name] = prompt
+        self.live[name] = self.bench.add(name, prompt, allowed, stop_token_ids=stop, salt=salt)
+
+    @precondition(lambda self: self.counter)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = f"r{data.draw(st.integers(0, self.counter))}"  # may be finished, may not exist yet
+        assert self.bench.scheduler.abort(name) == (self.live.pop(name, None) is not None)
+        self.idle_before = False
+
+    @rule()
+    def reset(self) -> None:
+        assert self.bench.manager.reset_prefix_cache() == (not self.bench.scheduler.running)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 5))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    @rule()
+    def failing_step(self) -> None:
+        plan = self.plan()
+        told = {name: list(tokens) for name, tokens in self.bench.outputs.items()}
+        outputs = self.bench.fail(plan, "on purpose")
+        assert [o.request_id for o in outputs] == [row.request_id for row in plan.rows]
+        for output in outputs:
+            assert (output.finish_reason, output.error) == ("error", "on purpose")
+            del self.live[output.request_id]
+        assert self.bench.outputs == told
+
+    @rule()
+    def step_rolled_back(self) -> None:
+        self.bench.rollback(self.plan())
+
+    @rule()
+    def drain(self) -> None:
+        """Each of two steps in a row computes for the oldest, so all ends after so many steps."""
+        bound = 2 * sum(request.num_prompt_tokens + request.max_tokens for request in self.live.values())
+        while self.bench.scheduler.has_work:
+            assert bound > 0, "somebody starves"
+            self.step()
+            bound -= 1
+        assert not self.live
+
+    def step(self) -> None:
+        plan = self.plan()
+        for output in self.bench.commit(plan):
+            name = output.request_id
+            told = self.bench.outputs[name]
+            assert len(output.token_ids) == 1
+            assert told == answer(self.prompts[name], len(told), vocab_size=VOCAB_SIZE)
+            if output.finish_reason is not None:
+                request = self.live.pop(name)
+                stopped = told[-1] in request.params.stop_token_ids
+                assert output.finish_reason == ("stop" if stopped else "length")
+                assert stopped or len(told) == request.max_tokens
+                assert output.num_cached_tokens == self.hits_of(request)
+        for request in self.bench.scheduler.running:
+            self.hits_of(request)
+
+    def hits_of(self, request: Request) -> int:
+        """What its first admission that held had from the cache; it never changes."""
+        cached = request.num_cached_tokens
+        assert cached is not None
+        assert cached < request.num_prompt_tokens
+        assert self.caching or cached == 0
+        assert self.admitted.setdefault(request.request_id, cached) == cached
+        return cached
+
+    def plan(self) -> StepPlan:
+        """Open a step that keeps every law of a plan."""
+        scheduler = self.bench.scheduler
+        has_work, oldest = scheduler.has_work, next(iter(scheduler.running), None)
+        victims = scheduler.num_preemptions
+        waiting = list(scheduler.waiting)
+        plan = self.bench.plan()
+        preempted = scheduler.num_preemptions > victims
+        assert plan.num_tokens <= self.budget
+        assert len(plan.rows) <= len(scheduler.running) <= self.seqs
+        names = [row.request_id for row in plan.rows]
+        assert names == [request.request_id for request in scheduler.running][: len(names)]
+        for row in plan.rows:
+            request = self.live[row.request_id]
+            assert row.token_ids
+            assert row.start == request.num_computed_tokens
+            assert row.sample == (row.start + len(row.token_ids) == request.num_tokens)
+            assert row.num_output_tokens == len(self.bench.outputs[row.request_id])
+        if preempted:
+            assert list(scheduler.waiting)[-len(waiting) :] == waiting or not waiting, "somebody was let in"
+            assert plan.rows or not scheduler.running
+        elif has_work:
+            assert plan.rows, "a step that could compute computes nothing"
+            assert oldest is None or names[0] == oldest.request_id
+        assert not (has_work and not plan.rows and self.idle_before), "two idle steps in a row"
+        self.idle_before = has_work and not plan.rows
+        return plan
+
+    # -- laws ------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_accounts_agree(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        scheduler, manager = self.bench.scheduler, self.bench.manager
+        manager.check()
+        running = {request.request_id for request in scheduler.running}
+        assert running.isdisjoint(scheduler.waiting)
+        assert running | set(scheduler.waiting) == set(self.live)
+        assert scheduler.has_work == bool(self.live)
+        if not running:
+            assert manager.num_free_blocks == self.bench.manager.config.num_blocks
+        if self.caching:
+            assert manager.stats.requests == len(self.admitted)
+            assert manager.stats.hits == sum(self.admitted.values())
+            assert manager.stats.queries == sum(len(self.prompts[name]) for name in self.admitted)
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            self.drain()
+            self.the_accounts_agree()
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_everybody_is_served_within_the_limits_and_rightly(index: str) -> None:
+    machine = type("Machine", (SchedulerMachine,), {"index": index})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from headstart.config import CacheConfig, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from headstart.errors import ConfigError
+
+POSITIVE = [
+    (CacheConfig, "num_blocks"),
+    (CacheConfig, "block_size"),
+    (KVConfig, "kv_cache_memory_bytes"),
+    (KVConfig, "num_blocks"),
+    (KVConfig, "block_size"),
+    (SchedulerConfig, "max_num_batched_tokens"),
+    (SchedulerConfig, "max_num_seqs"),
+    (SchedulerConfig, "max_model_len"),
+]
+CHOICES = [
+    (CacheConfig, "index", "radix, hash"),
+    (CacheConfig, "policy", "lru"),
+    (CacheConfig, "free_order", "reverse, unhashed_first"),
+    (CacheConfig, "hash_algorithm", "sha256_cbor"),
+    (KVConfig, "prefix_index", "radix, hash"),
+    (KVConfig, "eviction_policy", "lru"),
+    (ModelConfig, "dtype", "auto, bfloat16, float16, float32"),
+]
+
+
+def make(part: type[Any], **options: Any) -> Any:
+    return part(**({"num_blocks": 8} if part is CacheConfig else {}) | options)
+
+
+# The checks of each part
+
+
+@pytest.mark.parametrize(("part", "name"), POSITIVE)
+@pytest.mark.parametrize("value", [0, -1, 2.0, "16", [1]])
+def test_a_count_is_a_whole_number_of_at_least_one(part: type[Any], name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(part, **{name: value})
+    assert str(caught.value) == f"{name} must be a whole number of at least 1, not {value!r}"
+
+
+@pytest.mark.parametrize(("part", "name"), POSITIVE)
+def test_one_is_enough(part: type[Any], name: str) -> None:
+    assert getattr(make(part, **{name: 1}), name) == 1
+
+
+@pytest.mark.parametrize(("part", "name", "allowed"), CHOICES)
+def test_a_choice_is_one_of_those_named(part: type[Any], name: str, allowed: str) -> None:
+    for value in allowed.split(", "):
+        assert getattr(make(part, **{name: value}), name) == value
+    for wrong in ("none of them", "", None, 3):
+        with pytest.raises(ConfigError) as caught:
+            make(part, **{name: wrong})
+        assert str(caught.value) == f"{name} must be one of {allowed}, not {wrong!r}"
+
+
+def test_memory_is_said_in_one_way() -> None:
+    with pytest.raises(ConfigError, match="give kv_cache_memory_bytes or num_blocks, not both"):
+        KVConfig(kv_cache_memory_bytes=1 << 20, num_blocks=4)
+    assert KVConfig(num_blocks=4).kv_cache_memory_bytes is None
+    assert KVConfig(kv_cache_memory_bytes=1 << 20).num_blocks is None
+    assert KVConfig().num_blocks is KVConfig().kv_cache_memory_bytes is None
+
+
+def test_a_model_has_a_name() -> None:
+    with pytest.raises(ConfigError, match="built-in name, a directory or a GGUF file, not ''"):
+        ModelConfig(model="")
+
+
+@pytest.mark.parametrize("part", [CacheConfig, KVConfig, ModelConfig, SchedulerConfig, EngineConfig])
+def test_nothing_is_written_into_a_configuration(part: type[Any]) -> None:
+    config = make(part)
+    for item in dataclasses.fields(config):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(config, item.name, getattr(config, item.name))
+    with pytest.raises((AttributeError, TypeError)):
+        config.mailbox = 1
+
+
+def test_the_defaults_of_the_design() -> None:
+    cache = CacheConfig(num_blocks=8)
+    assert (cache.block_size, cache.index, cache.policy, cache.free_order) == (16, "radix", "lru", "reverse")
+    assert (cache.hash_algorithm, cache.enable_prefix_caching) == ("sha256_cbor", True)
+    assert KVConfig().cache(8) == cache
+
+
+def test_the_core_gets_what_the_engine_was_told() -> None:
+    told = KVConfig(block_size=4, prefix_index="hash", eviction_policy="lru", enable_prefix_caching=False)
+    assert told.cache(num_blocks=7) == CacheConfig(7, 4, "hash", "lru", enable_prefix_caching=False)
+
+
+# Flat options
+
+
+def test_options_find_their_part() -> None:
+    config = EngineConfig.from_options(
+        model="somewhere", dtype="float32", block_size=4, num_blocks=9, max_num_seqs=2, seed=7
+    )
+    assert config == EngineConfig(
+        model=ModelConfig(model="somewhere", dtype="float32"),
+        kv=KVConfig(block_size=4, num_blocks=9),
+        scheduler=SchedulerConfig(max_num_seqs=2),
+        seed=7,
+    )
+    assert EngineConfig.from_options() == EngineConfig()
+
+
+def test_every_option_of_every_part_can_be_given_flat() -> None:
+    parts = {"model": ModelConfig, "kv": KVConfig, "scheduler": SchedulerConfig}
+    names = [item.name for part in parts.values() for item in dataclasses.fields(part)]
+    assert len(names) == len(set(names))  # else one would hide the other
+    for where, part in parts.items():
+        for item in dataclasses.fields(part):
+            config = EngineConfig.from_options(**{item.name: item.default})
+            assert getattr(getattr(config, where), item.name) == item.default
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("blok_size", "block_size"),
+        ("block-size", "block_size"),
+        ("num_block", "num_blocks"),
+        ("max_num_sequences", "max_num_seqs"),
+        ("max_model_length", "max_model_len"),
+        ("d_type", "dtype"),
+        ("sed", "seed"),
+        ("enable_prefix_cache", "enable_prefix_caching"),
+    ],
+)
+def test_a_near_miss_is_named(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=f"^unknown option '{wrong}'; did you mean '{right}'\\?$"):
+        EngineConfig.from_options(**{wrong: 1})
+
+
+def test_a_far_miss_gets_the_list() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_options(zzz=1)
+    names = re.fullmatch(r"unknown option 'zzz'; known are (.*)", str(caught.value))
+    assert names is not None
+    known = names[1].split(", ")
+    assert known == sorted(known)
+    assert {"block_size", "dtype", "max_num_seqs", "model", "seed"} <= set(known)
+
+
+def test_a_parts_own_check_speaks_through_flat_options() -> None:
+    with pytest.raises(ConfigError, match="block_size must be a whole number of at least 1, not 0"):
+        EngineConfig.from_options(block_size=0)
