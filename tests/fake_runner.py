@@ -1,4 +1,4 @@
-"""A runner without a model, whose tokens show a wrong block anywhere in a block table; and a bench to use it.
+"""A runner without a model, whose tokens show a wrong block anywhere in a table; an engine and a bench on it.
 
 What a model writes into a slot depends on the token there and on all slots before it, and the token it
 chooses depends on all of them.  `FakeRunner` does the same with checksums in place of K and V, read
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
 from headstart.cache.index import BlockCopy
 from headstart.config import PrefixIndexName, SchedulerConfig
+from headstart.engine.core import EngineCore
+from headstart.engine.limits import Limits
 from headstart.engine.request import Request, RequestOutput, SamplingParams, StepPlan, StepResult
 from headstart.engine.scheduler import Scheduler
 
@@ -195,3 +197,37 @@ class Bench:
 def rows(plan: StepPlan) -> dict[str, tuple[int, int]]:
     """Where each row of a plan starts and ends, by request, in order."""
     return {row.request_id: (row.start, row.start + len(row.token_ids)) for row in plan.rows}
+
+
+class FakeEngine(EngineCore):
+    """A whole engine over a `FakeRunner`.  Its time is ``now``."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 50,
+        block_size: int = 4,
+        max_model_len: int = 100,
+        vocab_size: int = VOCAB_SIZE,
+        index: PrefixIndexName = "radix",
+        budget: int = 8,
+    ) -> None:
+        self.now = 0.0
+        self.runner = FakeRunner(num_blocks, block_size, vocab_size=vocab_size)
+        self.manager = KVCacheManager(CacheConfig(num_blocks, block_size, index=index))
+        scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=budget), self.manager)
+        limits = Limits(max_model_len, vocab_size, num_blocks, block_size)
+        super().__init__(scheduler, self.runner, limits, clock=lambda: self.now)
+
+    def drain(self) -> list[RequestOutput]:
+        """What is left to do, done; the cache's laws are checked after each step."""
+        outputs = []
+        while self.has_work:
+            outputs += self.step()
+            self.manager.check()
+        return outputs
+
+
+def tokens_of(outputs: Sequence[RequestOutput], name: str) -> list[int]:
+    """All tokens that the outputs bring for one request."""
+    return [token for output in outputs if output.request_id == name for token in output.token_ids]

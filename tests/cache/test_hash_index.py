@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.cache import KVCacheManager
+from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
 
 A = list(range(100, 108))  # two full blocks
@@ -141,6 +142,17 @@ def test_the_middle_one_of_three_copies_can_go() -> None:
     assert manager.get_computed_blocks(ask("probe", A)).block_ids == [0]
 
 
+def test_of_the_copies_left_the_oldest_is_found() -> None:
+    manager = hash_manager(3)
+    requests = [ask(name, A[:4]) for name in ("first", "second", "third")]
+    for request in requests:
+        assert manager.allocate_slots(request, 4) is not None
+        manager.commit_step()
+    manager.free(requests[0])
+    run(manager, ask("taker", [1]))  # takes block 0
+    assert manager.get_computed_blocks(ask("probe", A)).block_ids == [1]
+
+
 def test_the_first_copy_takes_the_place_of_the_one_freed() -> None:
     # Law I7: its content was in use until now, so it must not be evicted before what was built on it.
     manager = hash_manager(5)
@@ -162,6 +174,16 @@ def test_blocks_of_a_hit_are_not_published_again() -> None:
     assert manager.block_table("second")[:2] == [0, 1]
     assert [digest_of(manager, block_id) for block_id in (0, 1)] == digests
     assert hashed(manager, "second") == [True, True, True]
+
+
+def test_a_block_is_published_once() -> None:
+    manager = hash_manager(8)  # item 42
+    first = ask("first", A)
+    run(manager, first)
+    lease = manager._holdings["first"].lease
+    lease.num_published = 0
+    with pytest.raises(CacheError, match=r"Block\(0, ref_count=1\) carries a digest already"):
+        manager._index.publish(lease, 2)
 
 
 def test_a_recycled_block_has_no_digest() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
-from headstart.cache import CacheStats
+from headstart.cache import CacheStats, KVCacheManager, Namespace
 from headstart.errors import CacheError
 from tests.cache.checked import Make, admit, ask, cached, decode, reach, run, serve, state
 
@@ -183,3 +185,47 @@ def test_without_caching_nothing_is_found_or_counted(make: Make) -> None:
     assert run(manager, again).num_tokens == 0
     assert sorted(manager.block_table("again")) == [0, 1, 2]
     assert manager.stats.queries == manager.stats.hits == manager.stats.requests == 0
+
+
+# A long life
+
+
+def footprint(root: object) -> int:
+    """How many objects, and entries of containers, can be reached from ``root``."""
+    seen: dict[int, object] = {}
+    frontier, entries = [root], 0
+    while frontier:
+        item = frontier.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType | FunctionType | BuiltinFunctionType):
+            continue
+        seen[id(item)] = item
+        entries += len(item) if isinstance(item, list | dict | set) else gc.is_tracked(item)
+        frontier.extend(gc.get_referents(item))
+    return entries
+
+
+def test_a_long_life_leaves_nothing_behind(make: Make) -> None:
+    def live(manager: KVCacheManager, start: int) -> None:
+        """Twins, copies, salts, failing steps, aborts, under names and tokens never seen before."""
+        for number in range(start, start + 20):
+            salt = Namespace(salt=f"tenant {number}")
+            tokens = [1000 + number] * 10
+            twins = [ask(f"{number} {name}", tokens, salt) for name in ("a", "b", "c")]
+            for twin in twins:
+                assert manager.allocate_slots(twin, 10) is not None
+            manager.commit_step()
+            admit(manager, ask(f"{number} copy", [*tokens[:6], 1], salt))
+            manager.rollback_step()
+            admit(manager, ask(f"{number} copy", [*tokens[:6], 1], salt), 1)
+            manager.free(twins[0])
+            manager.commit_step()
+            for name in [*manager._holdings]:
+                manager.free(manager._holdings[name].lease.request)
+        manager.reset_prefix_cache()
+
+    manager = make(16)
+    live(manager, 0)
+    before = footprint(manager)
+    for start in (100, 200, 300):
+        live(manager, start)
+    assert footprint(manager) == before

@@ -80,6 +80,16 @@ def test_free_blocks_of_the_hit_are_not_room(make: Make) -> None:
     assert manager.num_free_blocks == 0
 
 
+def test_blocks_of_the_hit_that_are_in_use_cost_no_room(make: Make) -> None:
+    manager = make(5)
+    run(manager, ask("holder", [*A, 1]))
+    second = ask("second", [*A, *range(8)])
+    grant = manager.allocate_slots(second, 8, manager.get_computed_blocks(second))
+    assert grant is not None
+    assert len(grant.block_ids) == 2
+    assert manager.num_free_blocks == 0
+
+
 @pytest.mark.parametrize("held_elsewhere", [0, 1])
 def test_cached_blocks_that_are_wanted_count_once(make: Make, held_elsewhere: int) -> None:
     manager = make(10)  # case 30: 10 blocks, 8 of them cached and wanted, 10 needed

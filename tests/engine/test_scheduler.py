@@ -199,19 +199,29 @@ def test_who_finds_nobody_behind_it_gives_way_itself() -> None:
     assert bench.scheduler.num_preemptions == 2
 
 
-def test_nobody_is_let_in_by_a_step_that_preempted_nor_before_the_victim() -> None:
+def test_nobody_overtakes_a_victim() -> None:
     bench = Bench(num_blocks=4)
     bench.add("a", A[:8], max_tokens=4)
     bench.add("b", B[:8], max_tokens=4)
     bench.step()
     bench.add("small", C[:1])
-    assert bench.step() == {"a": (8, 9)}  # which leaves one free block, enough for the small one
-    assert bench.manager.num_free_blocks == 1
+    assert bench.step() == {"a": (8, 9)}
+    assert bench.manager.num_free_blocks == 1  # enough for the small one
     assert bench.step() == {"a": (9, 10)}
     assert list(bench.scheduler.waiting) == ["b", "small"]
     bench.finish()
     assert list(bench.ends) == ["a", "small", "b"]
     assert bench.outputs["b"] == answer(B[:8], 4)
+
+
+def test_nobody_is_let_in_by_a_step_that_preempted() -> None:
+    bench = Bench(num_blocks=4, budget=5, caching=False)
+    bench.add("a", A[:8], max_tokens=4)
+    bench.add("b", B[:8], max_tokens=4)
+    assert [bench.step(), bench.step()] == [{"a": (0, 5)}, {"a": (5, 8), "b": (0, 2)}]
+    assert bench.step() == {"a": (8, 9)}
+    assert bench.manager.num_free_blocks == 1  # enough for b to begin anew
+    assert bench.step() == {"a": (9, 10), "b": (0, 4)}
 
 
 def test_a_victim_is_aborted_like_any_other_that_waits() -> None:

@@ -39,6 +39,7 @@ class Live:
     hit: int
     before: int | None = None  # tokens computed before the open step granted something; None: nothing yet
     admitted_now: bool = False
+    replaced: int | None = None  # the block that its table lost in the open step, held until the step ends
     writes: dict[tuple[int, int], Content] = field(default_factory=dict)
     copies: dict[tuple[int, int], object] = field(default_factory=dict)
 
@@ -136,7 +137,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.cached.pop(block_id, None)
         table = self.manager.block_table(live.request.request_id)
         for copy in copies:
-            assert copy.dst == block_ids[0]
+            self.cached.pop(copy.dst, None)
+            assert copy.dst in table
             for offset in range(copy.num_tokens):
                 live.copies[copy.dst, offset] = self.slots[copy.src][offset]
                 assert self.slots[copy.src][offset] == self.content(
@@ -176,7 +178,7 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             assert live.before is not None
             live.computed, live.before = live.before, None
-            live.writes, live.copies = {}, {}
+            live.writes, live.copies, live.replaced = {}, {}, None
 
     # -- rules -----------------------------------------------------------------------------------
 
@@ -238,13 +240,23 @@ class CacheMachine(RuleBasedStateMachine):
         count = min(chunk, live.request.num_tokens - live.computed)
         free = self.manager.free_block_ids()
         table = self.manager.block_table(live.request.request_id)
+        position, offset = divmod(live.computed, self.size)
+        holders = 0
+        if offset:
+            holders = sum(table[position] in self.manager.block_table(name) for name in self.live)
+            holders += sum(other.replaced == table[position] for other in self.live.values())
         grant = self.manager.allocate_slots(live.request, count)
         needed = max(0, -(-(live.computed + count) // self.size) - len(table))
         if grant is None:
-            assert needed > len(free)
+            assert needed + (holders > 1) > len(free)
             assert self.manager.free_block_ids() == free
             assert self.manager.block_table(live.request.request_id) == table
             return
+        assert len(grant.replaced) == len(grant.copies) == (holders > 1)
+        if grant.replaced:
+            assert grant.replaced == {table[position]: free[0]}
+            live.replaced = table[position]
+            table[position] = free.pop(0)
         assert grant.block_ids == free[:needed]
         assert self.manager.block_table(live.request.request_id) == table + grant.block_ids
         if live.before is None:
@@ -252,13 +264,33 @@ class CacheMachine(RuleBasedStateMachine):
         self.granted(live, grant.block_ids, grant.copies, live.computed, count)
         self.open = True
 
+    @precondition(lambda self: any(live.before is None for live in self.live.values()))
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def fork(self, data: st.DataObject, token: int) -> None:
+        name = data.draw(st.sampled_from(sorted(n for n, live in self.live.items() if live.before is None)))
+        live = self.live[name]
+        self.counter += 1
+        tokens = [*live.request.token_ids(0, live.computed), token]
+        child = CacheRequest(f"r{self.counter}", tokens, namespace=live.request.namespace)
+        free, table = self.manager.free_block_ids(), self.manager.block_table(name)
+        self.manager.fork(live.request, child)
+        assert self.manager.free_block_ids() == free
+        assert self.manager.block_table(child.request_id) == table
+        self.live[child.request_id] = Live(child, live.computed, 0, 0)
+
     @precondition(lambda self: self.open)
     @rule()
     def commit(self) -> None:
         self.slots = self.during_step()
         self.manager.commit_step()
         for live in self.live.values():
-            live.writes, live.copies, live.before, live.admitted_now = {}, {}, None, False
+            live.writes, live.copies, live.before, live.admitted_now, live.replaced = (
+                {},
+                {},
+                None,
+                False,
+                None,
+            )
         self.pending.clear()
         self.drop_covered()
         self.open = False
@@ -300,7 +332,11 @@ class CacheMachine(RuleBasedStateMachine):
                     and next(b for b, e in self.cached.items() if e == entry) != block_id
                 ):
                     del self.cached[block_id]  # an extra copy
-        elif computed % self.size and (computed - 1) // self.size < len(table):
+        elif (
+            computed % self.size
+            and (computed - 1) // self.size < len(table)
+            and table[computed // self.size] not in held
+        ):
             start = computed - computed % self.size
             entry = Cached(
                 live.request.namespace,
@@ -333,7 +369,7 @@ class CacheMachine(RuleBasedStateMachine):
         free = self.manager.free_block_ids()
         assert not held & set(free)
         assert len(free) + len(held) <= self.num_blocks
-        if self.index == "hash":
+        if self.index == "hash" and not self.open:
             assert len(free) + len(held) == self.num_blocks
         if not self.live and not self.open:
             assert sorted(free) == list(range(self.num_blocks))

@@ -56,9 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.capacity = num_blocks * block_size
         self.live: dict[str, Request] = {}
         self.prompts: dict[str, list[int]] = {}
-        self.admitted: dict[
-            str, int
-        ] = {}  # hits of the first admission that held, by request
+        self.admitted: dict[str, int] = {}  # hits of the first admission that held
         self.counter = 0
         self.idle_before = False
 
@@ -140,7 +138,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step_rolled_back(self) -> None:
+        scheduler = self.bench.scheduler
+        running, waiting = [request.request_id for request in scheduler.running], list(scheduler.waiting)
         self.bench.rollback(self.plan())
+        assert [request.request_id for request in scheduler.running] + list(
+            scheduler.waiting
+        ) == running + waiting
 
     @rule()
     def drain(self) -> None:
@@ -217,6 +220,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert running.isdisjoint(scheduler.waiting)
         assert running | set(scheduler.waiting) == set(self.live)
         assert scheduler.has_work == bool(self.live)
+        assert not any(request.num_computed_tokens for request in scheduler.waiting.values())
         if not running:
             assert manager.num_free_blocks == self.bench.manager.config.num_blocks
         if self.caching:

@@ -63,7 +63,8 @@ def test_scratch_is_reused() -> None:
     assert small.scratch[0].data_ptr() == large.scratch[0].data_ptr()
 
 
-def test_the_mask_is_only_as_tall_as_a_tile() -> None:
+def test_the_mask_is_as_tall_as_a_tile_and_as_wide_as_the_longest_chunk() -> None:
     pool = make_pool(tiny_spec(num_layers=1, num_kv_heads=1), 300, block_size=16)
-    step = SdpaAttention().prepare(batch_of((4000, 3000, list(range(250)))), pool)
-    assert step.mask.numel() <= 256 * 4000
+    blocks = list(range(250))
+    assert SdpaAttention().prepare(batch_of((3000, 2000, blocks)), pool).mask.shape == (256, 3000)
+    assert SdpaAttention().prepare(batch_of((4000, 1, blocks), (90, 30, blocks)), pool).mask.shape == (30, 90)

@@ -13,6 +13,8 @@ the content: the request's later blocks just entered, and must not outlive it.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
 from headstart.cache.index import Lease, Mark, Match
@@ -94,6 +96,26 @@ class HashIndex:
         lease.num_published = num_blocks
         return frozenset()
 
+    def fork(self, lease: Lease, request: CacheRequest) -> Lease:
+        for block_id in lease.block_ids:
+            self._pool.blocks[block_id].ref_count += 1
+        twin = Lease(request, list(lease.block_ids))
+        twin.num_published = lease.num_published
+        return twin
+
+    def holders(self, block_id: int) -> int:
+        return self._pool.blocks[block_id].ref_count
+
+    def replace(self, lease: Lease, position: int, block_id: int) -> int:
+        replaced, lease.block_ids[position] = lease.block_ids[position], block_id
+        return replaced
+
+    def drop(self, block_id: int) -> None:
+        block = self._pool.blocks[block_id]
+        block.ref_count -= 1
+        if block.ref_count == 0:
+            self._pool.free.prepend_all([block])
+
     def _forget(self, block: Block) -> None:
         """Make the block unfindable; the next copy of its digest, if any, takes its place."""
         digest = block.digest
@@ -130,7 +152,7 @@ class HashIndex:
         taken = [blocks[block_id] for block_id in lease.block_ids[mark.num_blocks :]]
         del lease.block_ids[mark.num_blocks :]
         for block in taken:
-            block.ref_count = 0
+            block.ref_count = 0  # fresh in this step, so nobody else holds it
         self._pool.free.prepend_all(taken)
 
     # -- giving back -----------------------------------------------------------------------------
@@ -164,15 +186,14 @@ class HashIndex:
 
     # -- the laws --------------------------------------------------------------------------------
 
-    def check(self, leases: list[Lease]) -> None:
-        held: dict[int, int] = {}
+    def check(self, leases: list[Lease], kept: list[int]) -> None:
+        held = Counter(kept)
         for lease in leases:
-            for block_id in lease.block_ids:
-                held[block_id] = held.get(block_id, 0) + 1
+            held.update(lease.block_ids)
         order = {block.block_id: place for place, block in enumerate(self._pool.free)}
         findable = 0
         for block in self._pool.blocks:
-            tables = held.get(block.block_id, 0)
+            tables = held[block.block_id]
             law(block.ref_count == tables, f"I3: {block!r} is held by {tables} tables")
             law(
                 (tables == 0) == (block.block_id in order), f"I1: {block!r} is both free and held, or neither"

@@ -98,6 +98,22 @@ class PrefixIndex(Protocol):
         """Add ``count`` fresh blocks, forgetting what they held.  The caller has seen to the room."""
         ...
 
+    def fork(self, lease: Lease, request: CacheRequest) -> Lease:
+        """A second lease on the same blocks."""
+        ...
+
+    def holders(self, block_id: int) -> int:
+        """How many leases hold a block that is not published."""
+        ...
+
+    def replace(self, lease: Lease, position: int, block_id: int) -> int:
+        """Put a block in the place of an unpublished one; returns that, which the lease still holds."""
+        ...
+
+    def drop(self, block_id: int) -> None:
+        """Let go of one hold on a block that is not published."""
+        ...
+
     def mark(self, lease: Lease) -> Mark:
         """The lease as it stands, for `undo`."""
         ...
@@ -129,6 +145,9 @@ class PrefixIndex(Protocol):
         """Forget everything.  Nothing may be leased."""
         ...
 
-    def check(self, leases: list[Lease]) -> None:
-        """Prove the laws that concern the index (``CacheError`` with the numbers otherwise)."""
+    def check(self, leases: list[Lease], kept: list[int]) -> None:
+        """Prove the laws that concern the index (``CacheError`` with the numbers otherwise).
+
+        ``kept`` are blocks that replaced entries of tables still hold until the step ends.
+        """
         ...

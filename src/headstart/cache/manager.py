@@ -53,11 +53,14 @@ class PrefixHit:
 class Allocation:
     """What `allocate_slots` granted: fresh blocks, now at the end of the request's table.
 
-    ``copies`` must be done before the step writes anything.
+    ``copies`` must be done before the step writes anything.  ``replaced`` maps a block that the request
+    shared with a fork to the fresh one that took its place in the table, because it is about to be
+    written: the only change that a table ever sees besides growth.
     """
 
     block_ids: list[int]
     copies: tuple[BlockCopy, ...] = ()
+    replaced: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class _Grant:
     admitted: bool = False  # in this step
     counted: tuple[int, int] | None = None  # the queries and hits that its admission added
     shared_with: set[str] = field(default_factory=set)  # whose pending blocks it rests on
+    replaced: tuple[int, int] | None = None  # the position in the table, and the block it had before
 
 
 class KVCacheManager:
@@ -166,11 +170,13 @@ class KVCacheManager:
             raise CacheError(f"{request!r} was admitted already: a hit belongs to the first call")
         num_tokens = holding.num_computed + num_new_tokens
         missing = self._missing_blocks(request, num_tokens, holding.lease.block_ids)
-        if missing > self._index.num_free_blocks:
+        must_copy = self._writes_into_shared(holding)
+        if missing + must_copy > self._index.num_free_blocks:
             return None
         if request.request_id not in self._step:
             self._step[request.request_id] = _Grant(self._index.mark(holding.lease), holding.num_computed)
-        return Allocation(self._extend(holding, num_tokens, missing))
+        copies, replaced = self._copy_on_write(holding) if must_copy else ((), {})
+        return Allocation(self._extend(holding, num_tokens, missing), copies, replaced)
 
     def _admit(self, request: CacheRequest, num_new_tokens: int, hit: PrefixHit | None) -> Allocation | None:
         hit = hit or PrefixHit(request.request_id, 0, Match(), self._version)
@@ -213,11 +219,49 @@ class KVCacheManager:
         if counted is not None:
             self._stats = self._stats.plus(*counted, readmitted=request.num_admissions > 0, sign=sign)
 
+    # -- forks -----------------------------------------------------------------------------------
+
+    def fork(self, request: CacheRequest, child: CacheRequest) -> None:
+        """Let ``child`` hold the very blocks of ``request``, with as many tokens computed.
+
+        Neither copies nor takes anything: a block they share is copied when one of them first writes
+        into it.  Not in a step that has granted ``request`` something.  The child's tokens must begin with
+        the computed ones; it is not counted in the statistics.  Raises ``CacheError`` otherwise.
+        """
+        holding = self._holdings.get(request.request_id)
+        if holding is None or request.request_id in self._step:
+            raise CacheError(f"{request!r} cannot be forked: it holds nothing, or its step is not committed")
+        computed = holding.num_computed
+        alike = child.namespace == request.namespace and child.run(0, computed) == request.run(0, computed)
+        if child.request_id in self._holdings or child.num_tokens < computed or not alike:
+            raise CacheError(f"{child!r} is no fork of {request!r}: it must begin with its {computed} tokens")
+        self._holdings[child.request_id] = _Holding(self._index.fork(holding.lease, child), computed)
+        child.num_admissions += 1
+        self._version += 1
+
+    def _writes_into_shared(self, holding: _Holding) -> bool:
+        """Whether the next token goes into a block that another table holds too, or held before this step."""
+        position, offset = divmod(holding.num_computed, self.config.block_size)
+        return offset > 0 and self._index.holders(holding.lease.block_ids[position]) > 1
+
+    def _copy_on_write(self, holding: _Holding) -> tuple[tuple[BlockCopy, ...], dict[int, int]]:
+        """A block of its own for the holding's partly filled one, which it lets go when the step commits."""
+        position, offset = divmod(holding.num_computed, self.config.block_size)
+        lease = holding.lease
+        self._index.take(lease, 1)
+        fresh = lease.block_ids.pop()
+        shared = self._index.replace(lease, position, fresh)
+        self._step[lease.request.request_id].replaced = (position, shared)
+        return (BlockCopy(shared, fresh, offset),), {shared: fresh}
+
     # -- the end of a step -----------------------------------------------------------------------
 
     def commit_step(self) -> None:
         """The K and V of every token granted in this step are written."""
         self._index.commit()
+        for grant in self._step.values():
+            if grant.replaced is not None:
+                self._index.drop(grant.replaced[1])
         self._end_step()
 
     def rollback_step(self) -> tuple[str, ...]:
@@ -242,6 +286,8 @@ class KVCacheManager:
             grant = self._step.pop(request_id)
             holding = self._holdings[request_id]
             self._index.undo(holding.lease, grant.mark)
+            if grant.replaced is not None:
+                self._index.drop(self._index.replace(holding.lease, *grant.replaced))
             holding.num_computed = grant.num_computed
             if grant.admitted:
                 request = holding.lease.request
@@ -315,7 +361,8 @@ class KVCacheManager:
 
         O(pool): for tests and idle moments, not for every step of a server.
         """
-        self._index.check([holding.lease for holding in self._holdings.values()])
+        kept = [grant.replaced[1] for grant in self._step.values() if grant.replaced is not None]
+        self._index.check([holding.lease for holding in self._holdings.values()], kept)
         size = self.config.block_size
         for request_id, holding in self._holdings.items():
             blocks, computed = len(holding.lease.block_ids), holding.num_computed

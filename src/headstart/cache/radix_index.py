@@ -7,6 +7,7 @@ has stays private to its request, since a tree cannot hold a path twice, and is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class RadixIndex:
         self._pool = pool
         self._tree = RadixTree(config.block_size)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
+        self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
 
     @property
     def num_free_blocks(self) -> int:
@@ -58,6 +60,21 @@ class RadixIndex:
 
     def _give_back(self, block_ids: Iterable[int]) -> None:
         self._pool.free.prepend_all(self._pool.blocks[block_id] for block_id in block_ids)
+
+    def _let_go(self, block_ids: Iterable[int]) -> None:
+        """Give back private blocks, but for those that a fork holds too."""
+        self._give_back([block_id for block_id in block_ids if not self._has_other_holders(block_id)])
+
+    def _has_other_holders(self, block_id: int) -> bool:
+        """Whether others hold the private block; counts the caller out if so."""
+        others = self._more_holders.get(block_id, 0)
+        if others == 0:
+            return False
+        if others == 1:
+            del self._more_holders[block_id]
+        else:
+            self._more_holders[block_id] = others - 1
+        return True
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -148,6 +165,26 @@ class RadixIndex:
         lease.num_published = num_blocks
         return frozenset(node.pending_for for node in known if node.pending_for is not None)
 
+    def fork(self, lease: Lease, request: CacheRequest) -> RadixLease:
+        assert isinstance(lease, RadixLease)
+        twin = RadixLease(request, list(lease.block_ids), lease.node)
+        twin.num_published = lease.num_published
+        twin.repeats = set(lease.repeats)
+        self._tree.lock(lease.node)
+        for block_id in (*lease.block_ids[lease.num_published :], *lease.repeats):
+            self._more_holders[block_id] = self._more_holders.get(block_id, 0) + 1
+        return twin
+
+    def holders(self, block_id: int) -> int:
+        return 1 + self._more_holders.get(block_id, 0)
+
+    def replace(self, lease: Lease, position: int, block_id: int) -> int:
+        replaced, lease.block_ids[position] = lease.block_ids[position], block_id
+        return replaced
+
+    def drop(self, block_id: int) -> None:
+        self._let_go([block_id])
+
     # -- the step --------------------------------------------------------------------------------
 
     def commit(self) -> None:
@@ -179,12 +216,12 @@ class RadixIndex:
         assert isinstance(lease, RadixLease)
         private = lease.block_ids[lease.num_published :]
         start = lease.num_published * self._block_size
-        if self._enabled and num_tokens > start:
+        if self._enabled and num_tokens > start and self.holders(private[0]) == 1:
             tail = lease.request.run(start, num_tokens)
             covered = self._tree.keep_stub(lease.node, tail, private[0])
             if covered is not None:
                 private[:1] = covered
-        self._give_back([*private, *lease.repeats])
+        self._let_go([*private, *lease.repeats])
         self._tree.unlock(lease.node)
         lease.block_ids.clear()
 
@@ -194,18 +231,22 @@ class RadixIndex:
 
     # -- the laws --------------------------------------------------------------------------------
 
-    def check(self, leases: list[Lease]) -> None:
+    def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = [lease for lease in leases if isinstance(lease, RadixLease)]
         self._tree.check([lease.node for lease in held] + self._kept)
         owned = [block.block_id for block in self._pool.free]
         owned += [block_id for node in self._tree.nodes() for block_id in node.block_ids]
+        private = Counter(kept)
         for lease in held:
-            owned += [*lease.block_ids[lease.num_published :], *lease.repeats]
+            private.update([*lease.block_ids[lease.num_published :], *lease.repeats])
             path = [block_id for node in reversed(list(lease.node.path())) for block_id in node.block_ids]
             table = lease.block_ids[: lease.num_published]
             law(len(path) == len(table), f"I3: a path of {len(path)} blocks under a table of {len(table)}")
             for shared, own in zip(path, table, strict=True):
                 law(shared == own or own in lease.repeats, f"I3: table has {own}, its path {shared}")
+        owned += private
+        forked = {block_id: count - 1 for block_id, count in private.items() if count > 1}
+        law(forked == self._more_holders, f"I3: {forked} held by forks, {self._more_holders} counted")
         law(
             sorted(owned) == list(range(len(self._pool))),
             f"I1: {len(owned)} owned blocks of {len(self._pool)}, or one owned twice",

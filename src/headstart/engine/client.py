@@ -109,6 +109,8 @@ class EngineClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as steps bring them; the last one has a ``finish_reason``.
 
+        ``request_id`` names the request on the wire and must never have been used before.
+
         Raises ``RequestError`` at once (before the first ``await``) for what can never be served:
         too long, a token outside the vocabulary, more blocks than the pool has.  The iterator raises
         ``EngineError``, or ``EngineDeadError`` if the process is gone.  Closing or cancelling it early

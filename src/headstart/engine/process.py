@@ -114,6 +114,8 @@ def main(address: str) -> int:
     except Exception:
         logger.exception("the engine cannot go on")
         return 1
+    finally:
+        context.destroy(linger=0)  # else it would wait for a front that is gone to read what it was sent
 
 
 def _run(socket: zmq.Socket[bytes], front: int) -> int:

@@ -42,6 +42,7 @@ class Sampler:
                 some = [rows[i] for i in chosen]
                 where = torch.tensor(chosen, device=logits.device)
                 heat = logits.new_tensor([row.params.temperature for row in some])[:, None]
+                heat.clamp_(min=torch.finfo(heat.dtype).tiny)  # 1e-300 is allowed, and 0 in float32
                 # Shifted before it is divided: a tiny temperature must not overflow.
                 scaled = (logits[where] - highest[where, None]) / heat
                 numbers = logits.new_tensor([self._number(row) for row in some])[:, None]

@@ -39,12 +39,12 @@ class SdpaAttention:
 
     def prepare(self, batch: ForwardBatch, pool: KVPool) -> SdpaStep:
         """Sort the batch's sequences into chunks and groups, and make their index tensors and masks."""
+        chunks = [s for s in batch.sequences if s.query_length > 1]
         groups = list(_groups([s for s in batch.sequences if s.query_length == 1]))
-        in_chunks = [s for s in batch.sequences if s.query_length > 1]
-        in_chunks += [group[0] for group in groups if len(group) == 1]
-        work: list[_Chunk | _Group] = [_Chunk.of(sequence, pool) for sequence in in_chunks]
+        alone = [group[0] for group in groups if len(group) == 1]
+        work: list[_Chunk | _Group] = [_Chunk.of(sequence, pool) for sequence in (*chunks, *alone)]
         work += [_Group.of(group, pool) for group in groups if len(group) > 1]
-        return SdpaStep(pool, work, _causal_mask(in_chunks, pool), self._buffers(work, pool))
+        return SdpaStep(pool, work, _causal_mask(chunks, pool), self._buffers(work, pool))
 
     def _buffers(self, work: Sequence[_Chunk | _Group], pool: KVPool) -> tuple[Tensor, Tensor]:
         # Kept between steps: fresh memory of this size would be mapped and faulted in at every step.
@@ -65,8 +65,8 @@ class SdpaAttention:
 class SdpaStep:
     """One step of `SdpaAttention`.
 
-    ``mask`` [tile, longest context] is added to scores: its last ``tile`` columns hide the future from a
-    tile that ends at the last key; the mask of fewer queries or keys is its lower right corner.
+    ``mask`` [tile, longest context of a chunk] is added to scores: its last ``tile`` columns hide the future
+    from a tile that ends at the last key; the mask of fewer queries or keys is its lower right corner.
     """
 
     pool: KVPool
@@ -208,7 +208,7 @@ def _groups(sequences: Sequence[SequenceSpan]) -> Iterator[list[SequenceSpan]]:
         yield group
 
 
-def _causal_mask(chunks: Sequence[_Chunk | SequenceSpan], pool: KVPool) -> Tensor:
+def _causal_mask(chunks: Sequence[SequenceSpan], pool: KVPool) -> Tensor:
     tile = min(_TILE, max((chunk.query_length for chunk in chunks), default=0))
     longest = max((chunk.context_length for chunk in chunks), default=0)
     mask = torch.zeros(tile, longest, dtype=pool.keys.dtype, device=pool.keys.device)

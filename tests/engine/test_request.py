@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headstart.cache import CacheRequest
+from headstart.engine.request import Request, SamplingParams, StepPlan
+from headstart.errors import RequestError
+from tests.fake_runner import Bench
+
+
+def test_defaults_are_vllms() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (1.0, 1.0, 0, None)
+    assert (params.max_tokens, params.stop, params.stop_token_ids) == (16, (), ())
+
+
+def test_stop_is_a_string_or_several_in_any_sequence() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop=("a",)).stop == ("a",)
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"temperature": 100.0},
+        {"top_p": 1e-30},
+        {"top_p": 1},
+        {"top_k": 10**9},
+        {"seed": -(2**63)},
+        {"seed": 2**64 - 1},
+        {"max_tokens": 1},
+        {"max_tokens": None},
+    ],
+)
+def test_what_is_just_allowed(fields: dict[str, Any]) -> None:
+    SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("temperature", -0.1, "between 0 and 100"),
+        ("temperature", 100.1, "between 0 and 100"),
+        ("temperature", float("nan"), "between 0 and 100"),
+        ("temperature", float("inf"), "between 0 and 100"),
+        ("top_p", 0.0, "above 0 and at most 1"),
+        ("top_p", 1.1, "above 0 and at most 1"),
+        ("top_p", float("nan"), "above 0 and at most 1"),
+        ("top_k", -1, "0 (off) or a positive integer"),
+        ("max_tokens", 0, "at least 1"),
+        ("max_tokens", -5, "at least 1"),
+        ("stop", ("a", ""), "non-empty strings"),
+        ("seed", 2**64, "an integer of at most 64 bits"),
+        ("seed", -(2**63) - 1, "an integer of at most 64 bits"),
+    ],
+)
+def test_what_is_not_allowed_is_named_with_what_is(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value) == f"{name} must be {allowed}, got {value!r}"
+    assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+
+
+def test_a_request_counts_prompt_and_output_tokens_apart() -> None:
+    cache = CacheRequest("a", [1, 2, 3])
+    request = Request("a", cache, SamplingParams(), num_prompt_tokens=3, max_tokens=4, arrival_time=0.0)
+    assert (request.num_tokens, request.num_output_tokens) == (3, 0)
+    cache.append(9)
+    cache.append(8)
+    assert (request.num_tokens, request.num_output_tokens) == (5, 2)
+
+
+def test_requests_are_equal_only_to_themselves() -> None:
+    cache = CacheRequest("a", [1, 2, 3])
+    one, other = (Request("a", cache, SamplingParams(), 3, 4, 0.0) for _ in range(2))
+    assert one == one
+    assert one != other
+
+
+def test_a_plan_counts_the_tokens_of_all_its_rows() -> None:
+    bench = Bench(budget=8)
+    bench.add("a", [1, 2, 3])
+    bench.add("b", [4] * 9)
+    assert bench.plan().num_tokens == 8
+    assert StepPlan(()).num_tokens == 0
