@@ -27,8 +27,8 @@ def shell_lines() -> list[tuple[str, str]]:
         text = page.read_text()
         blocks = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         for block in blocks:
-            joined = block.replace("\\\n", " ")
-            found += [(page.name, line.split("  #")[0].strip()) for line in joined.splitlines() if line.strip()]
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [(page.name, line.split(" #")[0].strip()) for line in lines if line.strip()]
     return found
 
 
@@ -103,7 +103,8 @@ def test_the_walkthrough_names_what_exists() -> None:
 
 
 def test_the_python_example_of_the_readme_runs(smollm2: object) -> None:
-    examples = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    readme = (ROOT / "README.md").read_text()
+    examples = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     assert len(examples) == 1
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(

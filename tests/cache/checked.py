@@ -34,6 +34,12 @@ class CheckedManager(KVCacheManager):
         finally:
             self.check()
 
+    def fork(self, request: CacheRequest, child: CacheRequest) -> None:
+        try:
+            super().fork(request, child)
+        finally:
+            self.check()
+
     def commit_step(self) -> None:
         try:
             super().commit_step()
@@ -118,14 +124,10 @@ def decode(manager: KVCacheManager, request: CacheRequest, tokens: Iterable[int]
         manager.commit_step()
 
 
-def state(
-    manager: KVCacheManager, *live: CacheRequest
-) -> tuple[list[int], int, float, CacheStats, list[Any]]:
+State = tuple[list[int], float, CacheStats, list[list[int]]]
+
+
+def state(manager: KVCacheManager, *live: CacheRequest) -> State:
     """All that can be seen of a manager and of its ``live`` requests."""
-    return (
-        manager.free_block_ids(),
-        manager.num_free_blocks,
-        manager.usage,
-        manager.stats,
-        [manager.block_table(request.request_id) for request in live],
-    )
+    tables = [manager.block_table(request.request_id) for request in live]
+    return manager.free_block_ids(), manager.usage, manager.stats, tables

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headstart.config import EngineConfig, KVConfig
+from headstart.engine.build import _num_blocks, build_engine
+from headstart.engine.request import SamplingParams
+from headstart.errors import ConfigError, EngineError, ModelNotFoundError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("kv", "free", "on_host", "blocks"),
+    [
+        (KVConfig(num_blocks=7), 1, True, 7),
+        (KVConfig(kv_cache_memory_bytes=MIB), 1, True, 64),
+        (KVConfig(kv_cache_memory_bytes=MIB + 16 * KIB - 1), 1, True, 64),
+        (KVConfig(kv_cache_memory_bytes=MIB, block_size=32), 1, True, 32),
+        (KVConfig(), 8 * GIB, True, 2 * GIB // (16 * KIB)),  # a quarter
+        (KVConfig(), 100 * GIB, True, 4 * GIB // (16 * KIB)),  # at most 4 GiB
+        (KVConfig(), 100 * GIB, False, 85 * GIB // (16 * KIB)),  # of an accelerator nearly all
+    ],
+)
+def test_how_many_blocks_there_are(kv: KVConfig, free: int, on_host: bool, blocks: int) -> None:
+    assert _num_blocks(kv, KIB, free, on_host=on_host) == blocks
+
+
+def test_memory_for_less_than_a_block_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"16,383 bytes .* one block of 16 tokens \(16,384 bytes\)"):
+        _num_blocks(KVConfig(kv_cache_memory_bytes=16 * KIB - 1), KIB, GIB, on_host=True)
+
+
+def test_an_engine_is_what_its_configuration_says(tiny_llama_dir: Path) -> None:
+    core, info = build_engine(
+        EngineConfig.from_options(
+            model=str(tiny_llama_dir),
+            served_model_name="tiny",
+            dtype="bfloat16",
+            device="cpu",
+            kv_cache_memory_bytes=MIB,
+            block_size=8,
+            prefix_index="hash",
+            max_model_len=500,
+            max_num_batched_tokens=64,
+            max_num_seqs=3,
+        )
+    )
+    per_token = 2 * 3 * 2 * 16 * 2  # K and V, 3 layers, 2 heads of 16, 2 bytes
+    assert (info.model_name, info.model_type, info.dtype, info.device) == ("tiny", "llama", "bfloat16", "cpu")
+    assert (info.vocab_size, info.max_model_len, info.block_size) == (512, 500, 8)
+    assert info.kv_bytes_per_token == per_token
+    assert info.num_blocks == MIB // (8 * per_token)
+    assert info.kv_pool_bytes == info.num_blocks * 8 * per_token
+    assert (info.prefix_index, info.eviction_policy, info.enable_prefix_caching) == ("hash", "lru", True)
+    assert (info.max_num_batched_tokens, info.max_num_seqs) == (64, 3)
+    assert info.weights_bytes > 100_000
+    assert (core.limits.max_model_len, core.limits.vocab_size, core.limits.num_blocks) == (
+        500,
+        512,
+        info.num_blocks,
+    )
+    core.add_request("a", list(range(100)), SamplingParams(temperature=0.0, max_tokens=1))
+    core.step()  # 64 tokens of it
+    assert core.stats().kv_cache_usage == pytest.approx(8 / info.num_blocks)
+    (output,) = core.step()
+    assert output.finish_reason == "length"
+
+
+def test_defaults_are_the_models_own(tiny_llama_dir: Path) -> None:
+    _, info = build_engine(EngineConfig.from_options(model=str(tiny_llama_dir), num_blocks=10))
+    assert (info.model_name, info.max_model_len) == (str(tiny_llama_dir), 2048)
+    assert (info.block_size, info.prefix_index) == (16, "radix")
+    assert getattr(torch, info.dtype) in (torch.float32, torch.bfloat16)
+
+
+def test_a_context_longer_than_the_models_is_refused_with_both_numbers(tiny_llama_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 2049, but the model knows 2048 positions"):
+        build_engine(EngineConfig.from_options(model=str(tiny_llama_dir), max_model_len=2049))
+
+
+def test_a_pool_larger_than_the_memory_is_refused(tiny_llama_dir: Path) -> None:
+    with pytest.raises(EngineError, match="bytes are free"):
+        build_engine(EngineConfig.from_options(model=str(tiny_llama_dir), num_blocks=10**12))
+
+
+def test_a_model_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ModelNotFoundError):
+        build_engine(EngineConfig.from_options(model="nowhere"))

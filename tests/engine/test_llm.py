@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import io
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from headstart import LLM, Generation, SamplingParams
+from headstart.engine import llm as llm_module
+from headstart.engine.llm import _Job
+from headstart.engine.request import StepPlan, StepResult
+from headstart.errors import ConfigError, EngineError, ModelNotFoundError, RequestError
+from headstart.text import TextStream
+
+TEXT = "The server keeps the keys and the values of every block of tokens until the memory is wanted."
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def shared_llm(tiny_llama_dir: Path) -> LLM:
+    return LLM(str(tiny_llama_dir), dtype="float32", num_blocks=300, max_num_seqs=4)
+
+
+@pytest.fixture
+def llm(shared_llm: LLM) -> Iterator[LLM]:
+    """With nothing cached; what a test leaves behind is its fault."""
+    assert shared_llm.reset_prefix_cache()
+    yield shared_llm
+    assert_idle(shared_llm)
+
+
+def assert_idle(llm: LLM) -> None:
+    assert not llm._core.has_work
+    manager = llm._core.scheduler.manager
+    manager.check()
+    assert manager.num_free_blocks == 300
+
+
+class Meddler:
+    """A runner that does something before its nth step."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, n: int, action: Callable[[], Any]) -> None:
+        self.left, self.action = n, action
+        self.runner = llm._core._runner
+        monkeypatch.setattr(llm._core, "_runner", self)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+        return self.runner.run(plan)
+
+
+# -- what comes out ------------------------------------------------------------------------------
+
+
+def test_a_generation_has_text_tokens_hits_and_a_reason(llm: LLM) -> None:
+    (generation,) = llm.generate([TEXT], GREEDY)
+    assert generation.prompt_token_ids == llm.tokenizer.encode(TEXT)
+    assert len(generation.token_ids) == 16
+    assert generation.text == llm.tokenizer.decode(generation.token_ids)
+    assert (generation.num_cached_tokens, generation.finish_reason) == (0, "length")
+
+
+def test_what_one_call_computed_the_next_one_finds(llm: LLM) -> None:
+    (cold,) = llm.generate(TEXT, GREEDY)
+    (warm,) = llm.generate(TEXT, GREEDY)
+    assert warm.num_cached_tokens == len(cold.prompt_token_ids) - 1
+    assert (warm.text, warm.token_ids) == (cold.text, cold.token_ids)
+    (longer,) = llm.generate([cold.prompt_token_ids + cold.token_ids], GREEDY)
+    # The last token of the answer was never computed, since nobody asked for what follows it.
+    assert longer.num_cached_tokens == len(cold.prompt_token_ids) + len(cold.token_ids) - 1
+    assert llm.reset_prefix_cache()
+    assert llm.generate(TEXT, GREEDY)[0].num_cached_tokens == 0
+
+
+def test_prompts_are_texts_or_token_ids_one_or_many(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(TEXT)
+    (expected,) = llm.generate([TEXT], GREEDY)
+    for prompts in (TEXT, (TEXT,), ids, [ids], (tuple(ids),)):
+        (generation,) = llm.generate(prompts, GREEDY)
+        assert (generation.prompt_token_ids, generation.text) == (ids, expected.text)
+    assert llm.generate([], GREEDY) == []
+    both = llm.generate([TEXT, [5, 6, 7]], GREEDY)
+    assert [g.prompt_token_ids for g in both] == [ids, [5, 6, 7]]
+
+
+def test_a_batch_gives_in_order_what_its_prompts_give_alone(llm: LLM) -> None:
+    prompts = [TEXT[number : 3 * number + 20] for number in range(0, 20, 2)]  # more than max_num_seqs
+    together = llm.generate(prompts, GREEDY)
+    llm.reset_prefix_cache()
+    alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
+    assert [g.token_ids for g in together] == [g.token_ids for g in alone]
+
+
+def test_salts_do_not_share(llm: LLM) -> None:
+    hits = [
+        llm.generate(TEXT, GREEDY, cache_salt=salt)[0].num_cached_tokens for salt in ("a", None, "b", "a")
+    ]
+    assert hits[:3] == [0, 0, 0]
+    assert hits[3] > 0
+
+
+def test_a_seed_repeats(llm: LLM) -> None:
+    def sampled(seed: int) -> list[int]:
+        return llm.generate(TEXT, SamplingParams(seed=seed, max_tokens=12))[0].token_ids
+
+    assert sampled(1) == sampled(1)
+    assert sampled(1) != sampled(2)
+
+
+# -- how it ends ---------------------------------------------------------------------------------
+
+
+class Teller:
+    """A runner in place of the model: its answer is prescribed."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        self.ids = llm.tokenizer.encode(text)
+        monkeypatch.setattr(llm._core, "_runner", self)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        return StepResult(
+            {row.request_id: self.ids[row.num_output_tokens] for row in plan.rows if row.sample}
+        )
+
+
+@pytest.mark.parametrize("stop", ["two", "e two th", " three"])
+def test_a_stop_string_ends_text_and_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: str) -> None:
+    text = "one two three four five"
+    teller = Teller(llm, monkeypatch, text)
+    (stopped,) = llm.generate(TEXT, SamplingParams(stop=("never", stop), max_tokens=100))
+    assert stopped.text == text[: text.index(stop)]
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == teller.ids[: len(stopped.token_ids)]
+    assert stop in llm.tokenizer.decode(stopped.token_ids)
+    assert stop not in llm.tokenizer.decode(stopped.token_ids[:-1])  # it is the last that completed it
+
+
+def test_tokens_that_came_with_the_end_of_a_stop_string_are_cut(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("one two three four")
+    job = _Job([1], TextStream(llm.tokenizer, ["two"]))
+    job.take(ids, 0, None)  # a step may bring several tokens
+    cut = job.result()
+    assert cut.text == "one "
+    assert llm.tokenizer.decode(cut.token_ids).endswith("two")
+    assert (cut.token_ids, cut.finish_reason) == (ids[: len(cut.token_ids)], "stop")
+
+
+@pytest.mark.parametrize("how", ["stop_token_ids", "end of answer"])
+def test_a_stop_token_is_the_last_token_and_not_in_the_text(
+    llm: LLM, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teller = Teller(llm, monkeypatch, "one two three four five")
+    end = teller.ids[4]
+    place = teller.ids.index(end)
+    stop: tuple[int, ...] = ()
+    if how == "stop_token_ids":
+        stop = (end,)
+    else:
+        monkeypatch.setattr(llm.tokenizer, "eos_token_ids", frozenset({end}))
+    (ended,) = llm.generate(TEXT, SamplingParams(stop_token_ids=stop, max_tokens=100))
+    assert ended.token_ids == teller.ids[: place + 1]
+    assert ended.text == llm.tokenizer.decode(teller.ids[:place])
+    assert ended.finish_reason == "stop"
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    teller = Teller(llm, monkeypatch, "né")
+    (cut,) = llm.generate(TEXT, SamplingParams(max_tokens=len(teller.ids) - 1))
+    assert (cut.text, cut.finish_reason) == ("n\ufffd", "length")
+
+
+def test_without_max_tokens_it_goes_on_to_the_end_of_the_context(llm: LLM) -> None:
+    prompt = [number % 300 + 10 for number in range(2040)]
+    (generation,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=None))
+    assert (len(generation.token_ids), generation.finish_reason) == (8, "length")
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("", "prompt 1: the prompt must have at least one token"),
+        ([], "prompt 1: the prompt must have at least one token"),
+        ([7, 512], "prompt 1: token id 512 at position 1"),
+        ([2**40], "prompt 1: token ids must be integers of 32 bits"),
+        (["a"], "prompt 1: token ids must be integers of 32 bits"),
+        ([1.5], "prompt 1: token ids must be integers of 32 bits"),
+        ("half \ud800", "prompt 1: text must be valid Unicode"),
+        ([1] * 2040, "prompt 1: this model's maximum context length is 2048 tokens, but the prompt has 2040"),
+    ],
+)
+def test_an_error_names_the_prompt_and_nothing_is_computed(llm: LLM, bad: Any, words: str) -> None:
+    before = llm._core.stats()
+    with pytest.raises(RequestError) as caught:
+        llm.generate([TEXT, bad, TEXT], GREEDY)
+    assert str(caught.value).startswith(words)
+    assert_idle(llm)
+    assert llm._core.stats() == before
+    assert len(llm.generate([TEXT, TEXT], GREEDY)) == 2
+
+
+def test_an_empty_salt_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="cache_salt"):
+        llm.generate([TEXT], GREEDY, cache_salt="")
+
+
+def test_an_unknown_option_is_an_error_with_a_hint(tiny_llama_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown option 'blok_size'; did you mean 'block_size'"):
+        LLM(str(tiny_llama_dir), blok_size=16)
+
+
+def test_an_unknown_model_is_an_error() -> None:
+    with pytest.raises(ModelNotFoundError, match="nowhere"):
+        LLM("nowhere")
+
+
+def test_a_step_that_fails_is_an_error_and_leaves_the_engine_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the kernel is upset")
+
+    with monkeypatch.context() as patch:
+        Meddler(llm, patch, 3, fail)
+        with pytest.raises(EngineError, match="the kernel is upset"):
+            llm.generate([TEXT, "another"] * 5, GREEDY)
+    assert_idle(llm)
+    assert len(llm.generate(TEXT, GREEDY)[0].token_ids) == 16
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_ctrl_c_ends_the_call_and_leaves_the_pool_free(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    llm.generate(TEXT[:40], GREEDY)
+    with monkeypatch.context() as patch:
+        meddler = Meddler(llm, patch, n, press_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([TEXT[:50] + "!", "another"] * 3, GREEDY)
+        assert meddler.left == 0, "it went on after the step in which Ctrl-C was pressed"
+    assert_idle(llm)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(llm.generate(TEXT, GREEDY)[0].token_ids) == 16
+
+
+def test_ctrl_c_in_the_middle_of_planning_leaves_the_cache_whole(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = llm._core.scheduler.manager
+    allocate = manager.allocate_slots
+
+    def interrupted(*args: Any) -> Any:
+        press_ctrl_c()
+        return allocate(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "allocate_slots", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([TEXT, "another"], GREEDY)
+    assert_idle(llm)
+
+
+def test_a_handler_of_the_users_own_stays_and_may_raise_at_any_time(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with monkeypatch.context() as patch:
+            Meddler(llm, patch, 3, press_ctrl_c)
+            with pytest.raises(Stop):
+                llm.generate([TEXT, "another"], GREEDY)
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert_idle(llm)
+
+
+def test_it_works_in_a_thread_where_signals_are_not_ours(llm: LLM) -> None:
+    generations: list[Generation] = []
+    thread = threading.Thread(target=lambda: generations.extend(llm.generate(TEXT, GREEDY)))
+    thread.start()
+    thread.join()
+    assert len(generations) == 1
+
+
+# -- chat and progress ---------------------------------------------------------------------------
+
+
+def test_a_chat_is_its_rendered_prompt(llm: LLM) -> None:
+    answer = llm.chat([{"role": "user", "content": "How many tokens were found?"}], GREEDY)
+    rendered = "<|im_start|>user\nHow many tokens were found?<|im_end|>\n<|im_start|>assistant\n"
+    ids = llm.tokenizer.encode(rendered, add_special_tokens=False)
+    assert answer.prompt_token_ids == ids
+    assert answer.text == llm.generate([ids], GREEDY)[0].text
+
+
+def test_a_model_without_a_template_cannot_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "_template", None)
+    with pytest.raises(RequestError, match="no chat template"):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "progress", "terminal", "shown"),
+    [
+        (3, True, True, True),
+        (3, False, True, False),
+        (3, True, False, False),
+        (1, True, True, False),
+    ],
+)
+def test_a_bar_is_shown_for_a_batch_on_a_terminal_if_it_is_wanted(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, prompts: int, progress: bool, terminal: bool, shown: bool
+) -> None:
+    screen = io.StringIO()
+
+    def console(*, stderr: bool) -> Console:
+        assert stderr  # standard output is the caller's
+        return Console(file=screen, force_terminal=terminal)
+
+    monkeypatch.setattr(llm_module, "Console", console)
+    llm.generate([TEXT] * prompts, SamplingParams(max_tokens=2), progress=progress)
+    assert ("3/3" in screen.getvalue()) == shown
+    assert bool(screen.getvalue()) == shown
+
+
+def test_nothing_is_printed_otherwise(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate([TEXT, TEXT], GREEDY)
+    assert capfd.readouterr() == ("", "")
