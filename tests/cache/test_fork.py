@@ -191,6 +191,40 @@ def test_a_fork_of_a_repeated_block(make: Make) -> None:
     assert cached(manager, [*range(6), 7, 0]) == reach(manager, 7, 8)
 
 
+def test_repeats_of_a_fork_are_its_own(make: Make) -> None:
+    manager = make(12)
+    first, second = ask("first", range(3)), ask("second", range(3))
+    for request in (first, second):
+        assert manager.allocate_slots(request, 3) is not None
+    manager.commit_step()
+    child = ask("child", range(3))
+    manager.fork(second, child)
+    for request in (first, second, child):  # all fill an equal block, each its own
+        request.append(3)
+        assert manager.allocate_slots(request, 1) is not None
+        manager.commit_step()
+    assert len({manager.block_table(name)[0] for name in ("first", "second", "child")}) == 3
+    grandchild = ask("grandchild", range(4))
+    manager.fork(second, grandchild)
+    manager.free(second)
+    assert manager.num_free_blocks == 12 - 3
+    manager.free(grandchild)
+    assert manager.num_free_blocks == 12 - 2
+
+
+def test_a_fork_may_have_more_tokens_than_are_computed(make: Make) -> None:
+    manager = make(8)
+    parent, child = ask("parent", range(6)), ask("child", range(11))
+    run(manager, parent)
+    manager.fork(parent, child)
+    grant = manager.allocate_slots(child, 5)
+    assert grant is not None
+    assert (len(grant.block_ids), len(grant.copies)) == (1, 1)
+    assert len(manager.block_table("child")) == 3
+    with pytest.raises(CacheError, match="has no 12 tokens"):
+        manager.allocate_slots(child, 1)
+
+
 def test_a_fork_without_caching(make: Make) -> None:
     manager = make(8, enable_prefix_caching=False)
     family = forked(manager, length=7)

@@ -184,6 +184,7 @@ def test_without_caching_nothing_is_found_or_counted(make: Make) -> None:
     again = ask("again", [*A, 1])
     assert run(manager, again).num_tokens == 0
     assert sorted(manager.block_table("again")) == [0, 1, 2]
+    assert again.digests == []  # nor is anything hashed
     assert manager.stats.queries == manager.stats.hits == manager.stats.requests == 0
 
 
@@ -221,7 +222,6 @@ def test_a_long_life_leaves_nothing_behind(make: Make) -> None:
             manager.commit_step()
             for name in [*manager._holdings]:
                 manager.free(manager._holdings[name].lease.request)
-        manager.reset_prefix_cache()
 
     manager = make(16)
     live(manager, 0)

@@ -42,6 +42,16 @@ def test_the_block_that_differs_is_copied_as_far_as_it_is_equal() -> None:
     assert manager.block_table("again") == [0, 2]
 
 
+def test_the_copy_goes_into_the_first_of_the_new_blocks() -> None:
+    manager = radix(8)
+    serve(manager, ask("first", A))
+    longer = ask("longer", [*A[:6], *range(8)])
+    grant = manager.allocate_slots(longer, 8, manager.get_computed_blocks(longer))
+    assert grant is not None
+    assert grant.block_ids == [2, 3, 4]
+    assert grant.copies == (BlockCopy(src=1, dst=2, num_tokens=2),)
+
+
 def test_a_hit_without_its_copy_is_the_whole_blocks() -> None:
     manager = radix(8)
     serve(manager, ask("first", A))
@@ -77,7 +87,7 @@ def test_the_longest_equal_run_wins(shared: int) -> None:
 def test_the_best_of_many_siblings_is_found() -> None:
     # Against brute force; the tokens' bytes sort unlike the tokens themselves.
     dice = random.Random(0)
-    letters = [0, 1, 255, 256, 65536, 2**31 - 1, -1, -(2**31)]
+    letters = [0, 1, 255, 256, 65536, 2**24, 2**31 - 1, -1, -(2**31)]
     for _ in range(20):
         manager = radix(64)
         stored = [[dice.choice(letters) for _ in range(dice.randint(1, 4))] for _ in range(30)]
@@ -156,8 +166,10 @@ def test_of_a_long_run_only_the_block_to_copy_from_is_kept() -> None:
     assert admit(manager, ask("second", [*range(6), 90])).num_tokens == 6
     assert manager.block_table("second") == [0, 4]
     assert manager.free_block_ids() == [5, 6, 7, 8, 9, 3, 2]  # all but the table and block 1
+    assert num_nodes(manager) == 3  # the shared block, the one to copy from, those that follow it
     manager.commit_step()
     assert manager.free_block_ids() == [5, 6, 7, 8, 9, 3, 2, 1]
+    assert num_nodes(manager) == 2  # and what was cut for the step alone is whole again
 
 
 def test_nothing_is_copied_from_a_block_that_this_step_writes() -> None:
@@ -191,20 +203,21 @@ def test_a_tail_is_found_when_its_request_has_ended() -> None:
     assert cached(manager, range(8)) == 6
 
 
-def test_a_longer_run_replaces_the_tail_that_it_covers() -> None:
-    for longer in ([1, 2, 3, 4], [1, 2, 3]):  # a full block, a longer tail
-        manager = radix(8)
-        short = ask("short", [1, 2])
-        run(manager, short)
-        [block_id] = manager.block_table("short")
-        manager.free(short)
-        assert manager.free_block_ids()[-1] == block_id
-        request = ask("longer", longer)
-        side_by_side(manager, request)
-        manager.free(request)
-        assert manager.free_block_ids()[0] == block_id
-        assert num_nodes(manager) == 1
-        assert cached(manager, [1, 2, 3, 4, 5]) == len(longer)
+@pytest.mark.parametrize("tail", [[1], [1, 2]])
+@pytest.mark.parametrize("longer", [[1, 2, 3, 4], [1, 2, 3]])  # a full block, a longer tail
+def test_a_longer_run_replaces_the_tail_that_it_covers(tail: list[int], longer: list[int]) -> None:
+    manager = radix(8)
+    short = ask("short", tail)
+    run(manager, short)
+    [block_id] = manager.block_table("short")
+    manager.free(short)
+    assert manager.free_block_ids()[-1] == block_id
+    request = ask("longer", longer)
+    side_by_side(manager, request)
+    manager.free(request)
+    assert manager.free_block_ids()[0] == block_id
+    assert num_nodes(manager) == 1
+    assert cached(manager, [1, 2, 3, 4, 5]) == len(longer)
 
 
 def test_a_tail_that_is_copied_from_is_replaced_when_the_step_has_ended() -> None:

@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from headstart.cache import Namespace
+from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
 
 A = list(range(100, 108))  # two full blocks
@@ -91,6 +92,37 @@ def test_decoding_does_not_deepen_the_tree() -> None:
     decode(manager, second, range(501, 600))
     assert num_nodes(manager) == 3
     assert cached(manager, range(201)) == 200
+
+
+def test_a_run_that_was_cut_for_someone_who_left_is_whole_again() -> None:
+    manager = radix(12)
+    first = ask("first", range(16))
+    assert manager.allocate_slots(first, 4) is not None
+    manager.commit_step()
+    assert manager.allocate_slots(first, 12) is not None  # three blocks, pending
+    second = ask("second", [*range(8), 90])
+    assert admit(manager, second).num_tokens == 8
+    assert num_nodes(manager) == 3
+    manager.free(second)
+    manager.commit_step()
+    assert num_nodes(manager) == 2
+    assert cached(manager, range(17)) == 16
+    manager.free(first)
+    assert manager.free_block_ids()[-4:] == [3, 2, 1, 0]
+
+
+def test_a_parent_is_not_evicted_before_its_children() -> None:
+    manager = radix(3, block_size=2)
+    serve(manager, ask("first", [1, 2, 3, 4, 5]))
+    tree = manager._index._tree  # type: ignore[attr-defined]  # of the radix index
+    stub = tree._idle.popleft()  # as only a broken order could do
+    with pytest.raises(CacheError, match=r"no block can be evicted: .*blocks=\[0, 1\].*children=1"):
+        tree.evict()
+    with pytest.raises(CacheError, match="only leaves can"):
+        tree._detach(stub.parent)
+    tree.clear()
+    with pytest.raises(CacheError, match="no block can be evicted: the first idle node is None"):
+        tree.evict()
 
 
 def test_a_namespace_is_forgotten_with_its_last_block() -> None:

@@ -267,8 +267,9 @@ def test_ctrl_c_in_the_middle_of_planning_leaves_the_cache_whole(
     allocate = manager.allocate_slots
 
     def interrupted(*args: Any) -> Any:
+        grant = allocate(*args)
         press_ctrl_c()
-        return allocate(*args)
+        return grant
 
     with monkeypatch.context() as patch:
         patch.setattr(manager, "allocate_slots", interrupted)

@@ -69,19 +69,28 @@ class BlockHasher:
         self._root = hashlib.sha256(_text(seed)).digest()
         self._array_head = _head(4, block_size)
 
-    def block_digest(self, parent: bytes | None, tokens: Sequence[int], extra: ExtraKeys) -> BlockDigest:
+    def block_digest(self, parent: bytes | None, tokens: Iterable[int], extra: ExtraKeys) -> BlockDigest:
         """The digest (32 bytes) of one full block after ``parent``; None is the chain's beginning."""
-        body = b"".join(map(_integer, tokens))
-        message = (_ARRAY3, _BYTES32, self._root if parent is None else parent, self._array_head, body)
-        return BlockDigest(hashlib.sha256(b"".join(message) + _extra(extra)).digest())
+        return self._digest(parent, map(_integer, tokens), extra)
+
+    def _digest(self, parent: bytes | None, encoded: Iterable[bytes], extra: ExtraKeys) -> BlockDigest:
+        before = self._root if parent is None else parent
+        message = b"".join((_ARRAY3, _BYTES32, before, self._array_head, *encoded, _extra(extra)))
+        return BlockDigest(hashlib.sha256(message).digest())
 
     def extend(self, request: CacheRequest, num_blocks: int) -> list[bytes]:
         """The request's digests, computed as far as ``num_blocks`` and kept on it for the next time."""
         digests, size = request.digests, self._block_size
-        for index in range(len(digests), num_blocks):
-            tokens = request.token_ids(index * size, (index + 1) * size)
-            parent = digests[-1] if digests else None
-            digests.append(self.block_digest(parent, tokens, request.namespace.extra_keys(index)))
+        known = len(digests)
+        if num_blocks <= known:
+            return digests
+        encoded = list(map(_integer, request.token_ids(known * size, num_blocks * size)))
+        parent = digests[-1] if digests else None
+        for index in range(known, num_blocks):
+            start = (index - known) * size
+            extra = request.namespace.extra_keys(index)
+            parent = self._digest(parent, encoded[start : start + size], extra)
+            digests.append(parent)
         return digests
 
 
