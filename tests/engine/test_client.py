@@ -18,7 +18,7 @@ import pytest
 from headstart.config import EngineConfig
 from headstart.engine import client as client_module
 from headstart.engine.client import EngineClient
-from headstart.engine.messages import EngineInfo
+from headstart.engine.messages import EngineInfo, ResetDone
 from headstart.engine.request import RequestOutput, SamplingParams
 from headstart.errors import EngineDeadError, EngineError, ModelError, RequestError
 
@@ -43,7 +43,9 @@ def pid_of(client: EngineClient) -> int:
 
 def is_gone(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # nobody may be there to reap an orphan
+        return bool(
+            psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        )  # nobody may be there to reap an orphan
     except psutil.NoSuchProcess:
         return True
 
@@ -258,6 +260,8 @@ def test_a_caller_of_reset_who_leaves_takes_nobody_along(engine: Engine) -> None
         reset = asyncio.create_task(engine.client.reset_prefix_cache())
         await asyncio.sleep(0)  # it has asked
         reset.cancel()
+        (call_id,) = engine.client._resets
+        engine.client._take(ResetDone(call_id, True))  # the answer may come just now
         assert len(tokens_of(await engine.ask(PROMPT, greedy(3)))) == 3
         assert engine.client._resets == {}
 
@@ -289,11 +293,21 @@ def test_ctrl_c_is_not_for_the_engine(engine: Engine) -> None:
 # -- beginnings and ends -------------------------------------------------------------------------
 
 
-def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
-    tiny_llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go in this test."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setenv("TMPDIR", str(directory))
     monkeypatch.setattr("tempfile.tempdir", None)
+    return directory
+
+
+def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
+    tiny_llama_dir: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(3)")  # of the user's, and no business of ours
+    monkeypatch.chdir(tmp_path)
     cases = {
         "there is no model 'nowhere'": make_client("nowhere"),
         "max_model_len is 4096, but the model knows 2048 positions": make_client(
@@ -314,17 +328,12 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
             assert not client.is_alive
             assert is_gone(pid_of(client))
         assert open_files() < before
-        assert list(tmp_path.iterdir()) == []
+        assert list(temporary.iterdir()) == []
 
     run(scenario())
 
 
-def test_shutdown_fails_what_is_in_flight_and_leaves_nothing(
-    tiny_llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-
+def test_shutdown_fails_what_is_in_flight_and_leaves_nothing(tiny_llama_dir: Path, temporary: Path) -> None:
     async def scenario() -> None:
         before = open_files()
         client = make_client(tiny_llama_dir)
@@ -346,7 +355,7 @@ def test_shutdown_fails_what_is_in_flight_and_leaves_nothing(
             client.generate(PROMPT, greedy(), request_id="late")
         assert is_gone(pid_of(client))
         assert open_files() == before
-        assert list(tmp_path.iterdir()) == []
+        assert list(temporary.iterdir()) == []
 
     run(scenario())
 
@@ -393,14 +402,16 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_does_not_outlive_its_parent(tiny_llama_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("temporary")  # the parent has no time to tidy up
+def test_an_engine_does_not_outlive_its_parent(tiny_llama_dir: Path) -> None:
     command = [sys.executable, "-c", _PARENT, str(tiny_llama_dir)]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}  # where the parent has no time to tidy up
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert not is_gone(pid)
-        parent.kill()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert not is_gone(pid)
+        finally:
+            parent.kill()
     deadline = time.monotonic() + PATIENCE_S
     while not is_gone(pid):
         assert time.monotonic() < deadline, "the engine is an orphan"
@@ -411,17 +422,22 @@ def test_an_engine_does_not_outlive_its_parent(tiny_llama_dir: Path, tmp_path: P
 
 
 @pytest.fixture
-def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], EngineClient]:
+def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], EngineClient]]:
     """A client whose engine is a script; it finds the address of its socket in ``sys.argv[-1]``."""
+    made: list[EngineClient] = []
 
     def make(script: str) -> EngineClient:
         path = tmp_path / "engine"
         path.write_text(f"#!{sys.executable} -P\n{script}")
         path.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(path))
-        return make_client("any")
+        made.append(make_client("any"))
+        return made[-1]
 
-    return make
+    yield make
+    for client in made:
+        if client._process is not None and not is_gone(pid_of(client)):
+            os.kill(pid_of(client), signal.SIGKILL)
 
 
 _CONNECTED = """

@@ -38,7 +38,7 @@ REFUSED = {
     ),
     "above the vocabulary": (
         SMALL_CONTEXT,
-        [0, 99, 7, 100, 200],
+        [0, 99, 7, 100],
         1,
         "prompt",
         "invalid_value",
@@ -54,27 +54,27 @@ REFUSED = {
     ),
     "prompt larger than the pool": (
         SMALL_POOL,
-        [1] * 21,
+        [1] * 24,
         1,
         "prompt",
         "kv_cache_exceeded",
-        f"the request needs 6 blocks of KV memory (21 prompt tokens and max_tokens 1, {POOL}",
+        f"the request needs 6 blocks of KV memory (24 prompt tokens and max_tokens 1, {POOL}",
     ),
     "prompt larger than the pool, max_tokens open": (
         SMALL_POOL,
-        [1] * 21,
+        [1] * 24,
         None,
         "prompt",
         "kv_cache_exceeded",
-        f"the request needs 6 blocks of KV memory (21 prompt tokens and max_tokens 1, {POOL}",
+        f"the request needs 6 blocks of KV memory (24 prompt tokens and max_tokens 1, {POOL}",
     ),
     "answer larger than the pool": (
         SMALL_POOL,
         [1] * 10,
-        12,
+        15,
         "max_tokens",
         "kv_cache_exceeded",
-        f"the request needs 6 blocks of KV memory (10 prompt tokens and max_tokens 12, {POOL}",
+        f"the request needs 6 blocks of KV memory (10 prompt tokens and max_tokens 15, {POOL}",
     ),
 }
 

@@ -83,7 +83,8 @@ def test_what_one_call_computed_the_next_one_finds(llm: LLM) -> None:
 def test_prompts_are_texts_or_token_ids_one_or_many(llm: LLM) -> None:
     ids = llm.tokenizer.encode(TEXT)
     (expected,) = llm.generate([TEXT], GREEDY)
-    for prompts in (TEXT, (TEXT,), ids, [ids], (tuple(ids),)):
+    same: list[Any] = [TEXT, (TEXT,), ids, [ids], (tuple(ids),)]
+    for prompts in same:
         (generation,) = llm.generate(prompts, GREEDY)
         assert (generation.prompt_token_ids, generation.text) == (ids, expected.text)
     assert llm.generate([], GREEDY) == []

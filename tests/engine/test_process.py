@@ -162,6 +162,16 @@ def test_a_request_that_cannot_be_served_ends_with_the_sentence(wire: Wire) -> N
     assert tokens_of(wire.outputs, "good") == answer(A[:5], 1)
 
 
+def test_a_refusal_does_not_wait_for_others_to_end_and_is_said_once(wire: Wire) -> None:
+    wire.submit("a", A[:5], 900)
+    wire.submit("bad", [1000])
+    wire.submit("worse", [1001])
+    wire.until_ended("bad", "worse")
+    assert not any(output.finish_reason for output in wire.outputs if output.request_id == "a")
+    wire.until_ended("a")
+    assert [output.request_id for output in wire.outputs if output.error] == ["bad", "worse"]
+
+
 def test_an_abort_frees_the_blocks_before_the_next_step(gated: tuple[Wire, GatedRunner]) -> None:
     wire, runner = gated
     wire.submit("a", A[:6], 50)
@@ -255,13 +265,18 @@ def test_it_stops_when_the_front_is_gone(gated: tuple[Wire, GatedRunner], busy: 
     assert len(runner.plans) == int(busy)
 
 
-def start(address: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def started(address: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "headstart.engine.process", address]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_front_that_is_gone_before_it_said_a_word_leaves_no_engine_behind(tmp_path: Path) -> None:
-    with start(f"ipc://{tmp_path}/s") as process:
+    with started(f"ipc://{tmp_path}/s") as process:
         _, errors = process.communicate(timeout=60)  # closes its standard input
     assert process.returncode == 1
     assert errors == b""
@@ -271,7 +286,7 @@ def test_a_configuration_that_cannot_be_read_is_told_with_its_reason(tmp_path: P
     with zmq.Context() as context, context.socket(zmq.PAIR) as front:
         front.setsockopt(zmq.LINGER, 0)
         front.bind(f"ipc://{tmp_path}/s")
-        with start(f"ipc://{tmp_path}/s") as process:
+        with started(f"ipc://{tmp_path}/s") as process:
             front.send(msgspec.msgpack.encode({"modell": {}, "kv": 7}))
             assert process.stderr is not None
             errors = process.stderr.read().decode()
