@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Literal
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
 from headstart.cache.index import BlockCopy
@@ -92,6 +93,20 @@ class FakeRunner:
         return {slot for slot, _ in moves}
 
 
+def make_scheduler(
+    *,
+    num_blocks: int,
+    block_size: int,
+    index: PrefixIndexName = "radix",
+    caching: bool = True,
+    budget: int | Literal["auto"] = 2048,
+    seqs: int = 128,
+) -> Scheduler:
+    """A scheduler over a cache of its own."""
+    cache = CacheConfig(num_blocks, block_size, index=index, enable_prefix_caching=caching)
+    return Scheduler(SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seqs), KVCacheManager(cache))
+
+
 class Bench:
     """A scheduler over a `FakeRunner`, driven by hand.  The cache's laws are checked at every turn.
 
@@ -109,12 +124,15 @@ class Bench:
         seqs: int = 128,
         vocab_size: int = VOCAB_SIZE,
     ) -> None:
-        self.manager = KVCacheManager(
-            CacheConfig(num_blocks, block_size, index=index, enable_prefix_caching=caching)
+        self.scheduler = make_scheduler(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            index=index,
+            caching=caching,
+            budget=budget,
+            seqs=seqs,
         )
-        self.scheduler = Scheduler(
-            SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seqs), self.manager
-        )
+        self.manager = self.scheduler.manager
         self.runner = FakeRunner(num_blocks, block_size, vocab_size=vocab_size)
         self.outputs: dict[str, list[int]] = {}
         self.ends: dict[str, RequestOutput] = {}
@@ -127,6 +145,7 @@ class Bench:
         *,
         stop_token_ids: tuple[int, ...] = (),
         salt: str | None = None,
+        priority: int = 0,
     ) -> Request:
         """Queue a request."""
         request = Request(
@@ -136,6 +155,7 @@ class Bench:
             num_prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             arrival_time=0.0,
+            priority=priority,
         )
         self.scheduler.add(request)
         self.outputs[name] = []

@@ -16,6 +16,7 @@ PrefixIndexName = Literal["radix", "hash"]
 PolicyName = Literal["lru"]
 FreeOrder = Literal["reverse", "unhashed_first"]
 HashAlgorithm = Literal["sha256_cbor"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 
@@ -123,15 +124,28 @@ class KVConfig:
 class SchedulerConfig:
     """What one step may hold: ``max_num_batched_tokens`` tokens of at most ``max_num_seqs`` requests.
 
-    ``max_model_len`` bounds prompt plus output; ``None`` is the model's own context length.
+    "auto" shrinks the chunks of long prompts while other requests decode.  ``max_model_len`` bounds prompt
+    plus output; ``None`` is the model's own context length.  ``scheduling_policy`` "priority" lets requests
+    say theirs.  More than ``max_queued_requests`` waiting ones are turned away; ``None`` is no bound.
     """
 
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | Literal["auto"] = 2048
     max_num_seqs: int = 128
     max_model_len: int | None = None
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    max_queued_requests: int | None = None
 
     def __post_init__(self) -> None:
-        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        if isinstance(self.max_num_batched_tokens, str):
+            _require(
+                self.max_num_batched_tokens == "auto",
+                "max_num_batched_tokens must be a whole number of at least 1 or auto, "
+                f"not {self.max_num_batched_tokens!r}",
+            )
+        else:
+            _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _one_of("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
+        _positive("max_queued_requests", self.max_queued_requests)
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_model_len", self.max_model_len)
 

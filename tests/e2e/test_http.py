@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,8 +266,12 @@ def test_a_signal_ends_it_gracefully(start_server: StartServer, long_tiny_dir: P
         assert server.stderr.read_text().strip() == ""
 
 
-def test_an_engine_that_dies_is_told_to_everybody(start_server: StartServer, long_tiny_dir: Path) -> None:
+def test_an_engine_that_dies_is_told_to_everybody_and_comes_back(
+    start_server: StartServer, long_tiny_dir: Path
+) -> None:
     with start_server(str(long_tiny_dir), "--dtype", "float32", "--num-blocks", "1000") as server:
+        greedy = {"prompt": "once upon a time", "temperature": 0, "max_tokens": 5}
+        before = server.http.post(COMPLETIONS, json=greedy).json()["choices"]
         body = {"prompt": [3] * 10, "max_tokens": LONG, "ignore_eos": True, "stream": True}
         with server.http.stream("POST", COMPLETIONS, json=body) as response:
             lines = response.iter_lines()
@@ -274,10 +279,16 @@ def test_an_engine_that_dies_is_told_to_everybody(start_server: StartServer, lon
             server.engine.kill()
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
-        assert server.http.get("/health").status_code == 503
+        sick = server.http.get("/health")
+        assert sick.status_code == 503
+        assert "killed by signal 9" in sick.json()["error"]["message"]
         refused = server.http.post(COMPLETIONS, json={"prompt": "hi"})
         assert refused.status_code == 503
         assert refused.json()["error"]["type"] == "server_error"
         assert server.http.get("/metrics").status_code == 200
+        deadline = time.monotonic() + 60
+        while server.http.get("/health").status_code == 503 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert server.http.post(COMPLETIONS, json=greedy).json()["choices"] == before
         assert server.stop() == 0
         assert "Traceback" not in server.stderr.read_text()

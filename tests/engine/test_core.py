@@ -188,5 +188,5 @@ def test_time_comes_from_the_clock() -> None:
     engine = FakeEngine()
     engine.now = 7.5
     add(engine, "a", A[:4])
-    (request,) = engine.scheduler.waiting.values()
+    (request,) = engine.scheduler.waiting
     assert request.arrival_time == 7.5

@@ -121,3 +121,11 @@ def test_what_is_exactly_at_the_limit_runs_to_its_end(
     told = answer(token_ids, generates, vocab_size=limits.vocab_size)
     assert tokens_of(outputs, "r") == told
     assert outputs[-1].finish_reason == "length"
+
+
+def test_a_priority_where_there_are_none_is_refused() -> None:
+    SMALL_CONTEXT.check([1], SamplingParams(), 0)
+    Limits(20, 100, 50, 4, priorities=True).check([1], SamplingParams(), -3)
+    with pytest.raises(RequestError, match=r"priority is -3.*--scheduling-policy priority") as caught:
+        SMALL_CONTEXT.check([1], SamplingParams(), -3)
+    assert caught.value.param == "priority"

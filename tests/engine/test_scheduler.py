@@ -181,7 +181,7 @@ def test_victims_stand_at_the_head_of_the_queue_in_their_old_order() -> None:
         bench.add(name, prompt[:4], max_tokens=5)
     assert set(bench.step()) == {"a", "b", "c", "d"}
     assert set(bench.step()) == {"a", "b"}  # a took d's block, and b took c's
-    assert list(bench.scheduler.waiting) == ["c", "d", "e"]
+    assert [request.request_id for request in bench.scheduler.waiting] == ["c", "d", "e"]
     bench.finish()
     assert list(bench.ends) == ["a", "b", "c", "d", "e"]
     assert all(
@@ -195,7 +195,7 @@ def test_who_finds_nobody_behind_it_gives_way_itself() -> None:
         bench.add(name, prompt[:4], max_tokens=3)
     assert set(bench.step()) == {"a", "b", "c"}
     assert bench.step() == {"a": (4, 5)}
-    assert list(bench.scheduler.waiting) == ["b", "c"]
+    assert [request.request_id for request in bench.scheduler.waiting] == ["b", "c"]
     assert bench.scheduler.num_preemptions == 2
 
 
@@ -208,7 +208,7 @@ def test_nobody_overtakes_a_victim() -> None:
     assert bench.step() == {"a": (8, 9)}
     assert bench.manager.num_free_blocks == 1  # enough for the small one
     assert bench.step() == {"a": (9, 10)}
-    assert list(bench.scheduler.waiting) == ["b", "small"]
+    assert [request.request_id for request in bench.scheduler.waiting] == ["b", "small"]
     bench.finish()
     assert list(bench.ends) == ["a", "small", "b"]
     assert bench.outputs["b"] == answer(B[:8], 4)
@@ -230,7 +230,7 @@ def test_a_victim_is_aborted_like_any_other_that_waits() -> None:
     bench.add("b", B[:8], max_tokens=4)
     bench.step()
     bench.step()
-    assert list(bench.scheduler.waiting) == ["b"]
+    assert [request.request_id for request in bench.scheduler.waiting] == ["b"]
     assert bench.scheduler.abort("b")
     bench.finish()
     assert list(bench.ends) == ["a"]
@@ -321,8 +321,8 @@ def test_a_step_rolled_back_is_planned_again_as_if_it_had_never_been(index: Pref
     assert rows(plan) == {"running": (4, 5), "hit": (8, 14), "twin": (12, 14), "waiting": (0, 3)}
     bench.rollback(plan)
     assert bench.manager.stats == before
-    assert list(bench.scheduler.waiting) == ["hit", "twin", "waiting"]
-    assert [request.num_cached_tokens for request in bench.scheduler.waiting.values()] == [None] * 3
+    assert [request.request_id for request in bench.scheduler.waiting] == ["hit", "twin", "waiting"]
+    assert [request.num_cached_tokens for request in bench.scheduler.waiting] == [None] * 3
     again = bench.plan()
     assert rows(again) == rows(plan)
     bench.commit(again)
@@ -430,3 +430,27 @@ def test_a_request_that_needs_the_whole_pool_runs_to_its_end(
         assert bench.outputs[name] == answer(A[:prompt], count)
         assert bench.ends[name].finish_reason == "length"
     assert bench.manager.num_free_blocks == 4
+
+
+def test_priority_comes_before_arrival() -> None:
+    bench = Bench(seqs=1)
+    for name, priority in (("later", 3), ("low", 2), ("high", -1), ("high too", -1)):
+        bench.add(name, A[:4], 2, priority=priority)
+    order = []
+    while bench.scheduler.has_work:
+        order += [name for name in bench.step() if name not in order]
+    assert order == ["high", "high too", "low", "later"]
+
+
+def test_the_least_urgent_gives_way() -> None:
+    """Catalogue 55: the victim has the largest priority, and of equals came last."""
+    bench = Bench(num_blocks=6, block_size=4)
+    bench.add("low", A[:8], 12, priority=5)
+    bench.step()
+    bench.add("high", B[:8], 12, priority=1)
+    preempted = []
+    while bench.scheduler.has_work:
+        bench.step()
+        preempted += [request.request_id for request in bench.scheduler.waiting if request.num_preemptions]
+    assert set(preempted) == {"low"}
+    assert len(bench.outputs["low"]) == len(bench.outputs["high"]) == 12

@@ -139,11 +139,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def step_rolled_back(self) -> None:
         scheduler = self.bench.scheduler
-        running, waiting = [request.request_id for request in scheduler.running], list(scheduler.waiting)
+        running, waiting = (
+            [request.request_id for request in scheduler.running],
+            [request.request_id for request in scheduler.waiting],
+        )
         self.bench.rollback(self.plan())
-        assert [request.request_id for request in scheduler.running] + list(
-            scheduler.waiting
-        ) == running + waiting
+        assert [request.request_id for request in scheduler.running] + [
+            request.request_id for request in scheduler.waiting
+        ] == running + waiting
 
     @rule()
     def drain(self) -> None:
@@ -185,7 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = self.bench.scheduler
         has_work, oldest = scheduler.has_work, next(iter(scheduler.running), None)
         victims = scheduler.num_preemptions
-        waiting = list(scheduler.waiting)
+        waiting = [request.request_id for request in scheduler.waiting]
         plan = self.bench.plan()
         preempted = scheduler.num_preemptions > victims
         assert plan.num_tokens <= self.budget
@@ -199,7 +202,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert row.sample == (row.start + len(row.token_ids) == request.num_tokens)
             assert row.num_output_tokens == len(self.bench.outputs[row.request_id])
         if preempted:
-            assert list(scheduler.waiting)[-len(waiting) :] == waiting or not waiting, "somebody was let in"
+            assert [request.request_id for request in scheduler.waiting][
+                -len(waiting) :
+            ] == waiting or not waiting, "somebody was let in"
             assert plan.rows or not scheduler.running
         elif has_work:
             assert plan.rows, "a step that could compute computes nothing"
@@ -217,10 +222,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler, manager = self.bench.scheduler, self.bench.manager
         manager.check()
         running = {request.request_id for request in scheduler.running}
-        assert running.isdisjoint(scheduler.waiting)
-        assert running | set(scheduler.waiting) == set(self.live)
+        assert running.isdisjoint(request.request_id for request in scheduler.waiting)
+        assert running | {request.request_id for request in scheduler.waiting} == set(self.live)
         assert scheduler.has_work == bool(self.live)
-        assert not any(request.num_computed_tokens for request in scheduler.waiting.values())
+        assert not any(request.num_computed_tokens for request in scheduler.waiting)
         if not running:
             assert manager.num_free_blocks == self.bench.manager.config.num_blocks
         if self.caching:

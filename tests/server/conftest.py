@@ -59,7 +59,7 @@ def byte_tokenizer(directory: Path) -> Tokenizer:
 
 @dataclass
 class FakeEngine:
-    """`EngineClient`'s interface; answers ``answer`` to everything and remembers prompts as a cache would.
+    """`EngineSupervisor`'s interface; answers ``answer`` to all and remembers prompts as a cache would.
 
     With a ``gate`` each token waits for a release of it; ``fail_after`` so many tokens ``failure`` happens:
     an exception, or a sentence in a last output.
@@ -73,7 +73,7 @@ class FakeEngine:
     gate: asyncio.Semaphore | None = None
     fail_after: int | None = None
     failure: Exception | str = field(default_factory=lambda: EngineDeadError("the engine is gone"))
-    is_alive: bool = True
+    why_down: str | None = None
     blocks_in_use: bool = False
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
@@ -87,6 +87,7 @@ class FakeEngine:
         *,
         request_id: str,
         cache_salt: str | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt = list(prompt_token_ids)
         if len(prompt) >= self.info.max_model_len:

@@ -26,10 +26,10 @@ def test_models_are_listed_and_shown(client: TestClient) -> None:
 
 def test_health_follows_the_engine(client: TestClient, engine: Any) -> None:
     assert client.get("/health").status_code == 200
-    engine.is_alive = False
+    engine.why_down = "the engine was killed by signal 9; a new one is being started"
     response = client.get("/health")
     assert response.status_code == 503
-    assert "engine" in response.json()["error"]["message"]
+    assert "signal 9" in response.json()["error"]["message"]
     assert response.json()["error"]["type"] == "server_error"
 
 

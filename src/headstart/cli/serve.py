@@ -18,9 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
-from headstart.config import DtypeName, EngineConfig, PrefixIndexName
-from headstart.engine.client import EngineClient
+from headstart.config import DtypeName, EngineConfig, PrefixIndexName, SchedulingPolicy
 from headstart.engine.messages import EngineInfo
+from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import HeadstartError
 from headstart.model import source
 from headstart.server.app import build_app
@@ -44,6 +44,10 @@ def parse_bytes(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is no size; write 512MiB, 2G or a plain number of bytes")
     number, unit, prefix = match.groups()
     return int(float(number) * _DECIMAL_UNITS.get(unit, _UNITS[prefix]))
+
+
+def _batched_tokens(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def serve(
@@ -125,14 +129,33 @@ def serve(
         ),
     ] = True,
     max_num_batched_tokens: Annotated[
-        int,
+        str,
         typer.Option(
-            help="Most tokens computed at once; longer prompts are cut into chunks.", rich_help_panel=_STEPS
+            metavar="<int|auto>",
+            help="Most tokens computed at once; longer prompts are cut into chunks. With auto the chunks "
+            "are smaller while other requests decode, so that those do not stall.",
+            rich_help_panel=_STEPS,
         ),
-    ] = 2048,
+    ] = "2048",
     max_num_seqs: Annotated[
         int, typer.Option(help="Most requests served at once; others wait.", rich_help_panel=_STEPS)
     ] = 128,
+    scheduling_policy: Annotated[
+        SchedulingPolicy,
+        typer.Option(
+            help="Who is served first: fcfs by arrival, priority by the requests' own priority "
+            "(smaller first), then by arrival.",
+            rich_help_panel=_STEPS,
+        ),
+    ] = "fcfs",
+    max_queued_requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Most requests that wait; others are turned away with status 429.",
+            show_default="no bound",
+            rich_help_panel=_STEPS,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP and never compute the same prompt prefix twice.
 
@@ -167,7 +190,9 @@ def serve(
             block_size=block_size,
             prefix_index=prefix_index,
             enable_prefix_caching=enable_prefix_caching,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
+            scheduling_policy=scheduling_policy,
+            max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
         )
         with bind(host, port) as sock:
@@ -192,7 +217,7 @@ async def _serve(
     """Start the engine, serve until a signal, end the engine."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     tokenizer, template = text
-    client = EngineClient(config)
+    client = EngineSupervisor(config)
     starting = asyncio.current_task()
     assert starting is not None
     for sig in (signal.SIGINT, signal.SIGTERM):

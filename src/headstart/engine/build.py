@@ -9,7 +9,7 @@ from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineInfo
 from headstart.engine.runner import Runner
 from headstart.engine.sampler import Sampler
-from headstart.engine.scheduler import Scheduler
+from headstart.engine.scheduler import AUTO_LIMIT, Scheduler
 from headstart.errors import ConfigError
 from headstart.model.attention import SdpaAttention
 from headstart.model.device import free_memory, resolve_device, resolve_dtype
@@ -43,8 +43,15 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     core = EngineCore(
         Scheduler(config.scheduler, manager),
         Runner(model, pool, SdpaAttention(), Sampler(config.seed)),
-        Limits(max_model_len, spec.vocab_size, num_blocks, config.kv.block_size),
+        Limits(
+            max_model_len,
+            spec.vocab_size,
+            num_blocks,
+            config.kv.block_size,
+            priorities=config.scheduler.scheduling_policy == "priority",
+        ),
     )
+    budget = config.scheduler.max_num_batched_tokens
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         model_type=spec.architecture,
@@ -59,9 +66,11 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         prefix_index=config.kv.prefix_index,
         eviction_policy=config.kv.eviction_policy,
         enable_prefix_caching=config.kv.enable_prefix_caching,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=AUTO_LIMIT if budget == "auto" else budget,
         max_num_seqs=config.scheduler.max_num_seqs,
         weights_bytes=model.nbytes,
+        scheduling_policy=config.scheduler.scheduling_policy,
+        max_queued_requests=config.scheduler.max_queued_requests,
     )
     return core, info
 

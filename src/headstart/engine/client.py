@@ -63,6 +63,7 @@ class EngineClient:
         self._calls = itertools.count()
         self._limits: Limits | None = None
         self._death: str | None = None  # what happened, if it is gone
+        self._gone = asyncio.Event()
 
     async def start(self) -> EngineInfo:
         """Start the engine and wait until it is ready.  If that fails, nothing is left behind.
@@ -74,7 +75,13 @@ class EngineClient:
         except BaseException:
             await self.shutdown()
             raise
-        self._limits = Limits(info.max_model_len, info.vocab_size, info.num_blocks, info.block_size)
+        self._limits = Limits(
+            info.max_model_len,
+            info.vocab_size,
+            info.num_blocks,
+            info.block_size,
+            priorities=info.scheduling_policy == "priority",
+        )
         return info
 
     async def _launch(self) -> EngineInfo:
@@ -106,22 +113,25 @@ class EngineClient:
         *,
         request_id: str,
         cache_salt: str | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as steps bring them; the last one has a ``finish_reason``.
 
         ``request_id`` names the request on the wire and must never have been used before.
 
         Raises ``RequestError`` at once (before the first ``await``) for what can never be served:
-        too long, a token outside the vocabulary, more blocks than the pool has.  The iterator raises
+        too long, a token outside the vocabulary, more blocks than the pool has; and (with status 429)
+        while too many requests are in flight already.  The iterator raises
         ``EngineError``, or ``EngineDeadError`` if the process is gone.  Closing or cancelling it early
         aborts the request.
         """
-        self._check_alive().check(prompt_token_ids, params)
+        self._check_alive().check(prompt_token_ids, params, priority)
+        self._check_queue()
         try:  # what the engine could not read would get no answer
             msgspec.convert(msgspec.to_builtins(params), SamplingParams)
         except msgspec.ValidationError as error:
             raise RequestError(f"sampling parameters: {error}", code="invalid_value") from error
-        return self._stream(Submit(request_id, _wire_tokens(prompt_token_ids), params, cache_salt))
+        return self._stream(Submit(request_id, _wire_tokens(prompt_token_ids), params, cache_salt, priority))
 
     async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:
         self._check_alive()  # again: this runs when the first output is asked for
@@ -156,6 +166,12 @@ class EngineClient:
         finally:
             del self._resets[call_id]
 
+    async def died(self) -> str:
+        """Wait until the engine serves no more; a sentence without its full stop says why."""
+        await self._gone.wait()
+        assert self._death is not None
+        return self._death
+
     async def shutdown(self) -> None:
         """End the engine process and wait for it; requests in flight fail.  Harmless when repeated."""
         self._fail_all("the server is shutting down")
@@ -175,6 +191,16 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=0)
         self._directory.cleanup()
+
+    def _check_queue(self) -> None:
+        bound = self.info.max_queued_requests
+        if bound is not None and len(self._queues) >= self.info.max_num_seqs + bound:
+            raise RequestError(
+                f"{self.info.max_num_seqs} requests are running and {bound} are waiting, which is all that "
+                "this server takes on; please try again later",
+                code="queue_full",
+                status=429,
+            )
 
     def _check_alive(self) -> Limits:
         if self._death is not None:
@@ -224,6 +250,7 @@ class EngineClient:
         if self._death is not None:
             return
         self._death = death
+        self._gone.set()
         for queue in self._queues.values():
             queue.put_nowait(None)
         for done in (self._ready, *self._resets.values()):

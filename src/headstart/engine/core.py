@@ -55,13 +55,14 @@ class EngineCore:
         params: SamplingParams,
         *,
         cache_salt: str | None = None,
+        priority: int = 0,
     ) -> None:
         """Queue a request (int token ids, or the bytes of little-endian int32).
 
         Raises ``RequestError`` if it can never be served.
         """
         cache = CacheRequest(request_id, prompt_token_ids, namespace=Namespace(salt=cache_salt))
-        max_tokens = self.limits.check(cache.token_ids(), params)
+        max_tokens = self.limits.check(cache.token_ids(), params, priority)
         self.scheduler.add(
             Request(
                 request_id=request_id,
@@ -70,6 +71,7 @@ class EngineCore:
                 num_prompt_tokens=cache.num_tokens,
                 max_tokens=max_tokens,
                 arrival_time=self._clock(),
+                priority=priority,
             )
         )
 
@@ -84,7 +86,8 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Plan, run, commit.  A step that breaks fails its own requests and no others."""
-        plan = self.scheduler.plan(self._clock())
+        started = self._clock()
+        plan = self.scheduler.plan(started)
         try:
             result = self._runner.run(plan)
         except Exception as error:  # whatever a kernel raises, the engine serves on
@@ -93,6 +96,7 @@ class EngineCore:
         except BaseException:  # a step is a transaction for sys.exit and Ctrl-C, too
             self.scheduler.rollback()
             raise
+        self.scheduler.observe(plan, self._clock() - started)
         outputs = self.scheduler.commit(plan, result)
         self._prompt_tokens += sum(row.start + len(row.token_ids) for row in plan.rows if _ends_prompt(row))
         self._generation_tokens += sum(len(output.token_ids) for output in outputs)

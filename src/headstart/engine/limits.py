@@ -11,14 +11,15 @@ from headstart.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of one engine: context length, vocabulary, and the KV pool."""
+    """The bounds of one engine: context length, vocabulary, the KV pool, and whether priorities count."""
 
     max_model_len: int
     vocab_size: int
     num_blocks: int
     block_size: int
+    priorities: bool = False
 
-    def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
+    def check(self, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int = 0) -> int:
         """How many tokens the request may generate.
 
         Raises ``RequestError`` for what can never be served, with both numbers.
@@ -27,6 +28,13 @@ class Limits:
         if prompt == 0:
             raise RequestError(
                 "the prompt must have at least one token", param="prompt", code="invalid_value"
+            )
+        if priority != 0 and not self.priorities:
+            raise RequestError(
+                f"priority is {priority}, but the server was not started with --scheduling-policy priority; "
+                "leave it out or send 0",
+                param="priority",
+                code="invalid_value",
             )
         self._check_vocabulary(prompt_token_ids)
         room = self.max_model_len - prompt

@@ -17,6 +17,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     prompt: bytes
     params: SamplingParams
     cache_salt: str | None = None
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -57,6 +58,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     max_num_batched_tokens: int
     max_num_seqs: int
     weights_bytes: int
+    scheduling_policy: str = "fcfs"
+    max_queued_requests: int | None = None
 
     @property
     def kv_capacity_tokens(self) -> int:

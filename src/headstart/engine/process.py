@@ -87,7 +87,11 @@ class EngineServer:
         else:
             try:
                 self._core.add_request(
-                    message.request_id, message.prompt, message.params, cache_salt=message.cache_salt
+                    message.request_id,
+                    message.prompt,
+                    message.params,
+                    cache_salt=message.cache_salt,
+                    priority=message.priority,
                 )
             except RequestError as error:  # the front checks first; this is for a front that did not
                 self._refused.append(

@@ -69,6 +69,8 @@ class Request:
     num_prompt_tokens: int
     max_tokens: int
     arrival_time: float
+    priority: int = 0  # smaller is sooner
+    order: tuple[int, int] = (0, 0)  # (priority, arrival), set when it is queued
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # at the first admission; None before it
     num_preemptions: int = 0
@@ -77,6 +79,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
         return self.cache.num_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is missing is the token generated last."""
+        return self.num_output_tokens > 0 and self.num_computed_tokens == self.num_tokens - 1
 
     @property
     def num_output_tokens(self) -> int:
@@ -99,6 +106,11 @@ class ScheduledRow:
     sample: bool
     params: SamplingParams
     num_output_tokens: int
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the row computes the token generated last, and nothing else."""
+        return self.num_output_tokens > 0 and len(self.token_ids) == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,13 @@
 There are no phases.  Every request only catches up from ``num_computed_tokens`` to ``num_tokens``: a
 prompt does so in chunks, a decoding request one token at a time.  A step spends
 ``max_num_batched_tokens`` over at most ``max_num_seqs`` requests, running ones first, then waiting
-ones in the order of arrival; tokens that the cache has cost nothing.
+ones, each in the order of (priority, arrival); tokens that the cache has cost nothing.
 
-Progress: the request that runs longest takes blocks from those that came after it, and no request
+In-flight sharing: a request in the middle of its prompt takes all the budget that is left, so nobody
+behind it is let in before the blocks that it computes can be hit.  Equal prompts that arrive together are
+computed once, without waiting for anybody (tests/engine/test_in_flight.py).
+
+Progress: the request that is first in order takes blocks from those behind it, and no request
 is let in that could not fit an empty pool.  It may have to give way itself, when its own blocks
 repeat what the radix index has: then it comes back in the next step, to a hit on all that it had.
 So of two steps in a row one computes tokens for the oldest.
@@ -13,25 +17,36 @@ So of two steps in a row one computes tokens for the oldest.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import insort
 
 from headstart.cache import BlockCopy, KVCacheManager
 from headstart.config import SchedulerConfig
+from headstart.engine.budget import AdaptiveBudget, FixedBudget, TokenBudget
 from headstart.engine.request import FinishReason, Request, RequestOutput, ScheduledRow, StepPlan, StepResult
+from headstart.engine.waiting import WaitingQueue
 from headstart.errors import RequestError
+
+AUTO_LIMIT = 2048
+"""The most that a step computes with ``max_num_batched_tokens`` "auto"."""
 
 
 class Scheduler:
-    """Owns every live request: queued (``waiting``) or holding blocks (``running``)."""
+    """Owns every live request: queued (``waiting``) or holding blocks (``running``), both in order."""
 
     def __init__(self, config: SchedulerConfig, manager: KVCacheManager) -> None:
         self.config = config
         self.manager = manager
-        self.waiting: OrderedDict[str, Request] = OrderedDict()  # any of thousands may leave in O(1)
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._budget: TokenBudget
+        if config.max_num_batched_tokens == "auto":
+            self._budget = AdaptiveBudget(AUTO_LIMIT)
+        else:
+            self._budget = FixedBudget(config.max_num_batched_tokens)
         self._requests: dict[str, Request] = {}
-        self._admitted: list[Request] = []  # by the step that is open, in order
+        self._num_arrivals = 0
+        self._admitted: list[Request] = []  # by the step that is open
 
     @property
     def has_work(self) -> bool:
@@ -42,8 +57,10 @@ class Scheduler:
         """Queue a request that `Limits` has let in.  Raises ``RequestError`` if its id is in use."""
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        request.order = (request.priority, self._num_arrivals)
+        self._num_arrivals += 1
         self._requests[request.request_id] = request
-        self.waiting[request.request_id] = request
+        self.waiting.add(request)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request between steps and free its blocks; False if it is not (or no longer) here."""
@@ -68,7 +85,7 @@ class Scheduler:
 
     def _plan_running(self, rows: list[ScheduledRow], copies: list[BlockCopy]) -> tuple[int, bool]:
         """Rows for running requests.  Returns the budget left and whether anyone was preempted."""
-        budget = self.config.max_num_batched_tokens
+        budget = self._budget.tokens(sum(request.is_decoding for request in self.running))
         before = self.num_preemptions
         place = 0
         while place < len(self.running) and budget > 0:
@@ -86,7 +103,7 @@ class Scheduler:
         return budget, self.num_preemptions > before
 
     def _preempt_last(self) -> Request:
-        """Send the request that was let in last back to the head of the queue; its blocks stay findable.
+        """Send the running request that is last in order back to the queue; its blocks stay findable.
 
         Victims come from the tail and rows are planned from the head, so none has a row yet.
         """
@@ -95,17 +112,18 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self._put_first(victim)
+        self.waiting.add(victim)
         return victim
 
     def _plan_waiting(self, rows: list[ScheduledRow], copies: list[BlockCopy], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = next(iter(self.waiting.values()))
+        for request in self.waiting.head(self.config.max_num_seqs):
+            if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+                break
             count = self._admit(request, copies, budget)
             if count is None:
                 break
-            del self.waiting[request.request_id]
-            self.running.append(request)
+            self.waiting.remove(request)
+            insort(self.running, request, key=lambda one: one.order)
             self._admitted.append(request)
             rows.append(self._row(request, count))
             budget -= count
@@ -139,6 +157,11 @@ class Scheduler:
 
     # -- the end of a step -----------------------------------------------------------------------
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """The plan took so long to compute: what an adaptive token budget learns from."""
+        decoding = sum(row.is_decoding for row in plan.rows)
+        self._budget.observe(decoding, plan.num_tokens - decoding, seconds)
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """The step was computed: take in its tokens.  Returns what each request has to tell."""
         self.manager.commit_step()
@@ -169,7 +192,7 @@ class Scheduler:
             request.num_computed_tokens = 0
             if request.num_preemptions == 0:
                 request.num_cached_tokens = None
-            self._put_first(request)
+            self.waiting.add(request)
         self._admitted = []
 
     def fail(self, plan: StepPlan, error: str) -> list[RequestOutput]:
@@ -206,10 +229,8 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
-        if self.waiting.pop(request.request_id, None) is None:
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
             self.running.remove(request)
             self.manager.free(request.cache)
-
-    def _put_first(self, request: Request) -> None:
-        self.waiting[request.request_id] = request
-        self.waiting.move_to_end(request.request_id, last=False)

@@ -8,7 +8,7 @@ import prometheus_client
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
-from headstart.engine.client import EngineClient
+from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import EngineDeadError
 from headstart.server import chat, completions, errors
 from headstart.server.body_limit import BodyLimit
@@ -20,7 +20,7 @@ from headstart.text import ChatTemplate, Tokenizer
 MAX_BODY_BYTES = 16 * 2**20  # a million tokens as decimal ids fit twice
 
 
-def build_app(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None) -> FastAPI:
+def build_app(client: EngineSupervisor, tokenizer: Tokenizer, template: ChatTemplate | None) -> FastAPI:
     """The application that serves a started engine's model under `EngineInfo.model_name`.
 
     The caller owns ``client``: it starts and ends the engine.  ``template`` is ``None`` for a model
@@ -64,9 +64,9 @@ def _add_models(app: FastAPI, front: Front) -> None:
 def _add_operations(app: FastAPI, front: Front) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """200 while the engine lives, else 503."""
-        if not front.client.is_alive:
-            raise EngineDeadError("the engine process is gone; restart the server")
+        """200 while an engine serves, else 503 with the reason."""
+        if (why := front.client.why_down) is not None:
+            raise EngineDeadError(why)
         return {"status": "ok"}
 
     @app.get("/metrics")

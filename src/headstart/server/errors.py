@@ -53,7 +53,10 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
         case RequestError():
             status = error.status
             body = ErrorBody(
-                message=str(error), type="invalid_request_error", param=error.param, code=error.code
+                message=str(error),
+                type="rate_limit_error" if status == 429 else "invalid_request_error",
+                param=error.param,
+                code=error.code,
             )
         case HeadstartError():
             status = 503 if isinstance(error, EngineDeadError) else 500

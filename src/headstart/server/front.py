@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from headstart.engine.client import EngineClient
 from headstart.engine.request import SamplingParams
+from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics, RequestTimer
@@ -29,6 +29,7 @@ class Ticket:
     id: str
     arrived: float
     cache_salt: str | None
+    priority: int
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -36,7 +37,7 @@ class Ticket:
 class Front:
     """The HTTP side of one served model; owned by the app, shared by its routes."""
 
-    client: EngineClient
+    client: EngineSupervisor
     tokenizer: Tokenizer
     template: ChatTemplate | None
     metrics: Metrics
@@ -56,7 +57,9 @@ class Front:
                 param="stream_options",
                 code="invalid_value",
             )
-        return Ticket(f"{prefix}-{uuid.uuid4().hex}", self.metrics.clock(), body.cache_salt)
+        return Ticket(
+            f"{prefix}-{uuid.uuid4().hex}", self.metrics.clock(), body.cache_salt, body.priority or 0
+        )
 
     def check_model(self, name: str) -> None:
         """Raises `RequestError` unless ``name`` is the served model."""
@@ -90,7 +93,11 @@ class Front:
         """
         try:
             outputs = self.client.generate(
-                prompt, params, request_id=f"{ticket.id}-{index}", cache_salt=ticket.cache_salt
+                prompt,
+                params,
+                request_id=f"{ticket.id}-{index}",
+                cache_salt=ticket.cache_salt,
+                priority=ticket.priority,
             )
         except RequestError as error:
             if error.param == "prompt":

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headstart.engine.client import EngineClient
 from headstart.engine.request import FinishReason
+from headstart.engine.supervisor import EngineSupervisor
 
 # fmt: off
 FIRST_TOKEN_BUCKETS = (
@@ -49,7 +49,7 @@ COUNTERS = (
 class EngineCollector(Collector):
     """`EngineStats` and `EngineInfo` as metric families, as of the scrape."""
 
-    def __init__(self, client: EngineClient, labels: tuple[str, str]) -> None:
+    def __init__(self, client: EngineSupervisor, labels: tuple[str, str]) -> None:
         self._client = client
         self._labels = labels
 
@@ -84,7 +84,7 @@ class Metrics:
     """All series of one server, in a registry of its own; every series exists from the start."""
 
     def __init__(
-        self, client: EngineClient, model_name: str, *, clock: Callable[[], float] = time.perf_counter
+        self, client: EngineSupervisor, model_name: str, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         labels = (model_name, "0")
         self.clock = clock

@@ -101,6 +101,7 @@ class GenerationRequest(BaseModel):
     stream: _Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
     cache_salt: _CacheSalt = None
+    priority: _Bits64 = None
     user: _String = None
 
     n: Annotated[Any, not_yet(1)] = None

@@ -1,0 +1,140 @@
+"""Keeps an engine running: when its process dies, a new one is started.
+
+It keeps `EngineClient`'s interface, so whoever serves requests need not know which engine it is now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+
+from headstart.config import EngineConfig
+from headstart.engine.client import EngineClient
+from headstart.engine.messages import EngineInfo, EngineStats
+from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.errors import EngineDeadError, HeadstartError
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS, WINDOW_S = 5, 300.0
+"""So many deaths within so many seconds, and no further engine is started."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+"""Between a death and the next start: doubled with each death in the window."""
+
+
+class EngineSupervisor:
+    """An engine that comes back.  Requests in flight when it dies fail at once; later ones are served."""
+
+    info: EngineInfo
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        make_client: Callable[[EngineConfig], EngineClient] = EngineClient,
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        self._config = config
+        self._make_client = make_client
+        self._first_pause_s = first_pause_s
+        self._client = make_client(config)
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._down: str | None = "the engine was not started"
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine reported last; its counters begin anew with each engine."""
+        return self._client.stats
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an engine serves."""
+        return self._down is None and self._client.is_alive
+
+    @property
+    def why_down(self) -> str | None:
+        """A sentence that says why no engine serves; None while one does."""
+        if self.is_alive:
+            return None
+        return self._down or "the engine has just ended and will be started again"
+
+    async def start(self) -> EngineInfo:
+        """Start the first engine.  Raises as `EngineClient.start` does: a bad start is not tried again."""
+        self.info = await self._client.start()
+        self._down = None
+        self._keeper = asyncio.create_task(self._keep())
+        return self.info
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `EngineClient.generate`; raises ``EngineDeadError`` at once while no engine serves."""
+        self._demand_engine()
+        return self._client.generate(
+            prompt_token_ids, params, request_id=request_id, cache_salt=cache_salt, priority=priority
+        )
+
+    async def reset_prefix_cache(self) -> bool:
+        """As `EngineClient.reset_prefix_cache`."""
+        self._demand_engine()
+        return await self._client.reset_prefix_cache()
+
+    async def shutdown(self) -> None:
+        """End the engine for good.  Harmless when repeated."""
+        self._down = "the server is shutting down"
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+        await self._client.shutdown()
+
+    def _demand_engine(self) -> None:
+        if (why := self.why_down) is not None:
+            raise EngineDeadError(f"{why}; please try again")
+
+    async def _keep(self) -> None:
+        """Wait for a death, start anew; until it happens too often."""
+        while True:
+            why = await self._client.died()
+            await self._client.shutdown()
+            while not await self._restart(why):
+                if self._gave_up():
+                    return
+                why = self._down or why
+
+    async def _restart(self, why: str) -> bool:
+        """One attempt after a pause; False if it failed or no more are made."""
+        now = asyncio.get_running_loop().time()
+        while self._deaths and now - self._deaths[0] > WINDOW_S:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        if self._gave_up():
+            self._down = f"{why}; it died {MAX_DEATHS} times within {WINDOW_S:.0f} s and is not started again"
+            logger.critical("%s; restart the server when the cause is mended", self._down)
+            return False
+        pause = min(self._first_pause_s * 2 ** (len(self._deaths) - 1), LONGEST_PAUSE_S)
+        self._down = f"{why}; a new one is being started"
+        logger.error("%s (in %.2f s; death %d of %d)", self._down, pause, len(self._deaths), MAX_DEATHS)
+        await asyncio.sleep(pause)
+        self._client = self._make_client(self._config)
+        try:
+            self.info = await self._client.start()
+        except HeadstartError as error:
+            self._down = f"the engine could not be started again: {error}"
+            return False
+        self._down = None
+        logger.warning("a new engine serves")
+        return True
+
+    def _gave_up(self) -> bool:
+        return len(self._deaths) == MAX_DEATHS
