@@ -18,6 +18,7 @@ POSITIVE = [
     (SchedulerConfig, "max_num_batched_tokens"),
     (SchedulerConfig, "max_num_seqs"),
     (SchedulerConfig, "max_model_len"),
+    (SchedulerConfig, "max_queued_requests"),
 ]
 CHOICES = [
     (CacheConfig, "index", "radix, hash"),
@@ -26,6 +27,7 @@ CHOICES = [
     (CacheConfig, "hash_algorithm", "sha256_cbor"),
     (KVConfig, "prefix_index", "radix, hash"),
     (KVConfig, "eviction_policy", "lru"),
+    (SchedulerConfig, "scheduling_policy", "fcfs, priority"),
     (ModelConfig, "dtype", "auto, bfloat16, float16, float32"),
 ]
 
@@ -38,7 +40,7 @@ def make(part: type[Any], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("part", "name"), POSITIVE)
-@pytest.mark.parametrize("value", [0, -1, 2.0, "16", [1]])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "16", [1], True])
 def test_a_count_is_a_whole_number_of_at_least_one(part: type[Any], name: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         make(part, **{name: value})
@@ -46,9 +48,42 @@ def test_a_count_is_a_whole_number_of_at_least_one(part: type[Any], name: str, v
     assert said == f"{name} must be a whole number of at least 1, not {value!r}"
 
 
+def test_the_budget_of_a_step_may_be_left_to_the_scheduler() -> None:
+    assert SchedulerConfig(max_num_batched_tokens="auto").max_num_batched_tokens == "auto"
+    with pytest.raises(ConfigError, match="at least 1 or auto, not 'much'"):
+        make(SchedulerConfig, max_num_batched_tokens="much")
+
+
+@pytest.mark.parametrize(("part", "name"), POSITIVE)
+def test_none_is_for_what_can_be_left_out(part: type[Any], name: str) -> None:
+    left_out = next(item.default for item in dataclasses.fields(part) if item.name == name) is None
+    if left_out:
+        assert getattr(make(part, **{name: None}), name) is None
+    else:
+        with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least 1, not None"):
+            make(part, **{name: None})
+
+
 @pytest.mark.parametrize(("part", "name"), POSITIVE)
 def test_one_is_enough(part: type[Any], name: str) -> None:
-    assert getattr(make(part, **{name: 1}), name) == 1
+    least = 2 if name == "max_model_len" else 1  # a prompt of one token, and one to generate
+    assert getattr(make(part, **{name: least}), name) == least
+
+
+@pytest.mark.parametrize(("part", "name"), POSITIVE)
+def test_what_no_machine_has_is_a_sentence_and_no_overflow(part: type[Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at most"):
+        make(part, **{name: 10**20})
+
+
+def test_a_context_holds_a_prompt_and_an_answer() -> None:
+    with pytest.raises(ConfigError, match="max_model_len must be at least 2"):
+        EngineConfig.from_options(max_model_len=1)
+
+
+def test_a_seed_has_64_bits() -> None:
+    with pytest.raises(ConfigError, match="seed must be"):
+        EngineConfig(seed=2**64)
 
 
 @pytest.mark.parametrize(("part", "name", "allowed"), CHOICES)

@@ -30,12 +30,17 @@ def _one_of(name: str, value: object, choices: object) -> None:
     _require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
 
 
-def _positive(name: str, value: int | None) -> None:
-    whole: object = value  # a caller from Python may hand over anything
+_MOST = 2**31 - 1
+"""More blocks, tokens or requests than any machine has; what does not fit a C integer is a typing error."""
+
+
+def _positive(name: str, value: object, most: int = _MOST) -> None:  # a caller may hand over anything
+    whole = isinstance(value, int) and not isinstance(value, bool)
     _require(
-        whole is None or (isinstance(whole, int) and whole >= 1),
+        whole and isinstance(value, int) and value >= 1,
         f"{name} must be a whole number of at least 1, not {value!r}",
     )
+    _require(isinstance(value, int) and value <= most, f"{name} must be at most {most}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,10 @@ class KVConfig:
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        _positive("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
-        _positive("num_blocks", self.num_blocks)
+        if self.kv_cache_memory_bytes is not None:
+            _positive("kv_cache_memory_bytes", self.kv_cache_memory_bytes, most=2**62)
+        if self.num_blocks is not None:
+            _positive("num_blocks", self.num_blocks)
         _positive("block_size", self.block_size)
         _one_of("prefix_index", self.prefix_index, PrefixIndexName)
         _one_of("eviction_policy", self.eviction_policy, PolicyName)
@@ -145,9 +152,15 @@ class SchedulerConfig:
         else:
             _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _one_of("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
-        _positive("max_queued_requests", self.max_queued_requests)
+        if self.max_queued_requests is not None:
+            _positive("max_queued_requests", self.max_queued_requests)
         _positive("max_num_seqs", self.max_num_seqs)
-        _positive("max_model_len", self.max_model_len)
+        if self.max_model_len is not None:
+            _positive("max_model_len", self.max_model_len)
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            "max_model_len must be at least 2: a prompt of one token and one to generate",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +171,11 @@ class EngineConfig:
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            -(2**63) <= self.seed < 2**63, f"seed must be an integer of at most 64 bits, not {self.seed}"
+        )
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

@@ -191,6 +191,22 @@ def test_a_fork_of_a_repeated_block(make: Make) -> None:
     assert cached(manager, [*range(6), 7, 0]) == reach(manager, 7, 8)
 
 
+def test_a_fork_that_holds_a_copy_of_a_parent_block(make: Make) -> None:
+    manager = make(8, block_size=1)
+    first, second = ask("first", [1]), ask("second", [1])
+    run(manager, first)
+    run(manager, second)  # computes the same block once more
+    child = ask("child", [1])
+    manager.fork(second, child)
+    decode(manager, second, [0])
+    manager.free(first)
+    manager.free(second)
+    assert cached(manager, [1, 0, 2]) == 2
+    manager.free(child)
+    run(manager, ask("taker", range(50, 57)))  # all but one block: tails first
+    assert cached(manager, [1, 0, 2]) == 1
+
+
 def test_repeats_of_a_fork_are_its_own(make: Make) -> None:
     manager = make(12)
     first, second = ask("first", range(3)), ask("second", range(3))

@@ -51,7 +51,7 @@ def test_the_salt_enters_the_first_block_and_the_adapter_every_one() -> None:
     assert Namespace() == SHARED
 
 
-@pytest.mark.parametrize("salt", ["", 0, 7, b"salt", ["s"], True])
+@pytest.mark.parametrize("salt", ["", 0, 7, b"salt", ["s"], True, "half \ud800 of a pair"])
 def test_a_salt_is_a_string_that_says_something(salt: Any) -> None:
     with pytest.raises(RequestError) as caught:  # case 22
         Namespace(salt=salt)
@@ -129,6 +129,11 @@ def test_the_callers_list_stays_the_callers(make: Callable[[list[int]], Any]) ->
         np.array([2**31]),
         np.array([[1, 2], [3, 4]]),
         np.array(5),
+        np.array(5, dtype=np.int32),
+        np.array([[1, 2], [3, 4]], dtype=np.int32),
+        np.array([1, 2], dtype=">i4"),
+        np.array([1], dtype=np.float16),
+        np.array([1], dtype=object),
     ],
 )
 def test_what_is_not_a_list_of_int32_is_refused(tokens: Any) -> None:

@@ -68,6 +68,26 @@ def test_a_request_that_holds_nothing_cannot_be_freed(make: Make) -> None:
     assert state(manager) == before
 
 
+def test_another_request_of_the_same_id_is_not_the_same_request(make: Make) -> None:
+    manager = make(8)
+    serve(manager, ask("old", A))
+    first, second = ask("same", A), ask("same", range(12), Namespace(salt="s"))
+    hit = manager.get_computed_blocks(first)
+    with pytest.raises(CacheError, match="another request's"):
+        manager.allocate_slots(second, 1, hit)
+    assert manager.allocate_slots(first, 1, hit) is not None
+    manager.commit_step()
+    before = state(manager, first)
+    for misuse in (
+        lambda: manager.allocate_slots(second, 1),
+        lambda: manager.free(second),
+        lambda: manager.fork(second, ask("child", range(12), Namespace(salt="s"))),
+    ):
+        with pytest.raises(CacheError, match="another request of this id holds blocks"):
+            misuse()
+    assert state(manager, first) == before
+
+
 def test_slots_for_no_token_or_too_many_are_refused(make: Make) -> None:
     manager = make(8)  # item 35
     first = ask("first", A)

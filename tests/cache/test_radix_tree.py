@@ -81,6 +81,16 @@ def test_leaves_go_before_their_parents_the_oldest_first() -> None:
     assert found == [(5, 2), (5, 0), (4, 0), (2, 0), (0, 0)]
 
 
+def test_a_copy_from_a_block_is_no_use_of_what_follows_it() -> None:
+    manager = radix(12)
+    serve(manager, ask("old", range(16)))
+    serve(manager, ask("new", range(100, 116)))
+    assert serve(manager, ask("brief", [*range(6), 90])).num_tokens == 6
+    run(manager, ask("taker", range(200, 220)))  # three unused blocks, and two that were cached
+    assert cached(manager, range(100, 117)) == 16
+    assert cached(manager, range(17)) == 8
+
+
 def test_decoding_does_not_deepen_the_tree() -> None:
     manager = radix(128)
     first = ask("first", range(10))

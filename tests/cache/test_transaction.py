@@ -146,6 +146,26 @@ def test_whoever_shares_withdrawn_blocks_is_withdrawn_too(make: Make) -> None:
             manager.free(request)
 
 
+def test_those_withdrawn_are_named_in_the_order_of_their_grants(make: Make) -> None:
+    manager = make(16)  # I9: no set order decides anything
+    first = ask("first", A)
+    admit(manager, first)
+    names = [f"sharer {number}" for number in range(8)]
+    for number, name in enumerate(names):
+        admit(manager, ask(name, [*A, number]))
+    assert manager.free(first) == tuple(names)
+
+
+def test_sharing_is_followed_through_whatever_the_order_of_grants() -> None:
+    manager = make_manager(12, block_size=2)  # radix: several grants in a step, resting on each other
+    first, second, third = (ask(name, [1, 2, 3, 4]) for name in ("first", "second", "third"))
+    for request, count in ((first, 1), (second, 2), (third, 4), (second, 2), (first, 1)):
+        assert manager.allocate_slots(request, count) is not None
+    # second repeats a block of third, which repeats a block of second, which first repeats
+    assert manager.free(third) == ("second", "first")
+    assert manager.num_free_blocks == 12
+
+
 def test_freeing_the_one_in_the_middle_leaves_the_first(make: Make) -> None:
     manager = make(16)
     first, second, third = ask("first", A), ask("second", [*A, *range(5)]), ask("third", [*A, *range(4), 9])

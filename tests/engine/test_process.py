@@ -16,6 +16,7 @@ import zmq
 from headstart.engine.messages import (
     Abort,
     FromEngine,
+    Planned,
     ResetDone,
     ResetPrefixCache,
     Shutdown,
@@ -53,6 +54,7 @@ class Wire:
         self.thread = thread
         self.lifeline = lifeline
         self.outputs: list[RequestOutput] = []
+        self.planned: list[Planned] = []
 
     def say(self, *messages: ToEngine) -> None:
         for message in messages:
@@ -63,8 +65,13 @@ class Wire:
         self.say(Submit(name, array("i", prompt).tobytes(), params, salt))
 
     def hear(self) -> FromEngine:
-        assert self.socket.poll(PATIENCE_MS), "the engine says nothing"
-        return msgspec.msgpack.decode(self.socket.recv(), type=FromEngine)
+        """The next message that is no mere announcement of a step."""
+        while True:
+            assert self.socket.poll(PATIENCE_MS), "the engine says nothing"
+            message = msgspec.msgpack.decode(self.socket.recv(), type=FromEngine)
+            if not isinstance(message, Planned):
+                return message
+            self.planned.append(message)
 
     def hear_outputs(self) -> StepOutputs:
         message = self.hear()
@@ -185,6 +192,17 @@ def test_an_abort_frees_the_blocks_before_the_next_step(gated: tuple[Wire, Gated
     assert len(runner.plans) == 1
 
 
+def test_a_long_step_is_announced(gated: tuple[Wire, GatedRunner]) -> None:
+    wire, runner = gated
+    wire.submit("a", A[:6], 3)
+    assert runner.entered.acquire(timeout=60)
+    assert wire.socket.poll(PATIENCE_MS), "the engine says nothing while it computes"
+    runner.gate.release(3)
+    wire.until_ended("a")
+    [announced] = wire.planned  # the later steps change nothing that gauges show
+    assert (announced.stats.num_running, announced.stats.num_waiting) == (1, 0)
+
+
 def test_a_reset_is_refused_while_blocks_are_in_use(gated: tuple[Wire, GatedRunner]) -> None:
     wire, runner = gated
     wire.submit("a", A[:6], 2)
@@ -241,7 +259,7 @@ def test_a_step_that_raises_ends_its_request_only(wire: Wire, engine: FakeEngine
     engine.runner.failure = RuntimeError("the kernel is upset")
     wire.submit("a", A[:5], 3)
     wire.until_ended("a")
-    assert wire.outputs[-1].error == "the engine failed while computing this request: the kernel is upset"
+    assert wire.outputs[-1].error == "the engine failed while computing this request; its log says how"
     wire.submit("b", B[:5], 3)
     wire.until_ended("b")
     assert tokens_of(wire.outputs, "b") == answer(B[:5], 3)

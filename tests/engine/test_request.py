@@ -51,7 +51,7 @@ def test_what_is_just_allowed(fields: dict[str, Any]) -> None:
         ("top_p", 0.0, "above 0 and at most 1"),
         ("top_p", 1.1, "above 0 and at most 1"),
         ("top_p", float("nan"), "above 0 and at most 1"),
-        ("top_k", -1, "0 (off) or a positive integer"),
+        ("top_k", -2, "0 or -1 (off) or a positive integer"),
         ("max_tokens", 0, "at least 1"),
         ("max_tokens", -5, "at least 1"),
         ("stop", ("a", ""), "non-empty strings"),

@@ -212,3 +212,10 @@ def test_numbers_are_spread_evenly() -> None:
     assert chi_square(torch.tensor(list(tenths.elements())), torch.full((10,), 0.1)) < CHI_SQUARE[9]
     assert all(0.0 <= number < 1.0 for number in numbers)
     assert len(set(numbers)) > 9990
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 1e-46, 1e-10])
+def test_a_top_p_too_small_for_float32_leaves_the_likeliest(top_p: float) -> None:
+    logits = torch.tensor([[0.0, 5.0, 1.0], [2.0, 1.0, 0.0]])
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    assert Sampler(0).sample(logits, [row_of(params), row_of(params)]) == [1, 0]

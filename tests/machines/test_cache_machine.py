@@ -313,6 +313,9 @@ class CacheMachine(RuleBasedStateMachine):
         in_step = live.before is not None
         computed = live.computed if not in_step else live.before
         table = self.manager.block_table(name)
+        if live.replaced is not None:  # the open step's copy is withdrawn first
+            assert computed is not None
+            table[computed // self.size] = live.replaced
         withdrawn = self.manager.free(live.request)
         assert name not in withdrawn
         assert in_step or not withdrawn
@@ -323,6 +326,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.live.pop(name, None)
         assert computed is not None
         held = {block_id for other in self.live for block_id in self.manager.block_table(other)}
+        held |= {other.replaced for other in self.live.values() if other.replaced is not None}
         if self.index == "hash":
             for block_id in reversed(table):
                 entry = self.cached.get(block_id)

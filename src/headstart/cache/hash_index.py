@@ -208,8 +208,9 @@ class HashIndex:
             if block.parent is not None:
                 parent = self._first.get(block.parent)
                 if parent is None:
-                    raise CacheError(f"I7: {block!r} is findable without its parent")
-                waits = block.ref_count == 0 and parent.ref_count == 0
+                    raise CacheError(f"law I7: {block!r} is findable without its parent")
+                copies = [parent, *self._copies.get(block.parent, ())]  # a held one would take its place
+                waits = block.ref_count == 0 and all(copy.ref_count == 0 for copy in copies)
                 law(
                     not waits or order[block.block_id] < order[parent.block_id],
                     f"I7: {block!r} would outlive its parent {parent!r}",

@@ -45,7 +45,7 @@ class Namespace:
 
     def __post_init__(self) -> None:
         salt: object = self.salt  # a caller from Python may hand over anything
-        if salt is not None and not (isinstance(salt, str) and salt):
+        if salt is not None and not (isinstance(salt, str) and salt and _is_text(salt)):
             raise RequestError(
                 f"cache_salt must be a non-empty string or absent, got {self.salt!r}",
                 param="cache_salt",
@@ -63,6 +63,11 @@ class Namespace:
         if self.salt is not None and block_index == 0:
             keys.append(("cache_salt", self.salt))
         return tuple(keys) if keys else None
+
+
+def _is_text(text: str) -> bool:
+    """Whether the text can be written as UTF-8: half of a surrogate pair cannot."""
+    return not any(0xD800 <= ord(letter) <= 0xDFFF for letter in text)
 
 
 SHARED = Namespace()
@@ -130,10 +135,10 @@ def _run_of(token_ids: Iterable[int] | Buffer) -> bytearray:
     except TypeError:
         view = None
     try:
-        if view is not None and view.format == "i" and view.contiguous and sys.byteorder == "little":
+        if view is not None and view.format == "i" and view.ndim == 1 and sys.byteorder == "little":
             return bytearray(view)
         tokens = array("i", token_ids if view is None else view.tolist())  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise _not_tokens(str(error)) from error
     if sys.byteorder == "big":
         tokens.byteswap()

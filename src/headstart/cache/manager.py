@@ -25,7 +25,7 @@ class PrefixHit:
     (radix index only), counted in ``num_tokens``.  Void after the next change of the manager.
     """
 
-    request_id: str
+    request: CacheRequest
     num_tokens: int
     match: Match
     version: int
@@ -46,7 +46,7 @@ class PrefixHit:
         if copied is None:
             return self
         whole = Match(match.block_ids, None, match.shared_with, match.place)
-        return PrefixHit(self.request_id, self.num_tokens - copied.num_tokens, whole, self.version)
+        return PrefixHit(self.request, self.num_tokens - copied.num_tokens, whole, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class KVCacheManager:
             match = self._index.match(request, request.num_tokens - 1)
         copied = match.copy.num_tokens if match.copy else 0
         num_tokens = len(match.block_ids) * self.config.block_size + copied
-        return PrefixHit(request.request_id, num_tokens, match, self._version)
+        return PrefixHit(request, num_tokens, match, self._version)
 
     def allocate_slots(
         self, request: CacheRequest, num_new_tokens: int, hit: PrefixHit | None = None
@@ -163,7 +163,7 @@ class KVCacheManager:
         """
         if num_new_tokens < 1:
             raise CacheError(f"{request!r}: num_new_tokens must be at least 1, not {num_new_tokens}")
-        holding = self._holdings.get(request.request_id)
+        holding = self._holding(request)
         if holding is None:
             return self._admit(request, num_new_tokens, hit)
         if hit is not None:
@@ -179,8 +179,8 @@ class KVCacheManager:
         return Allocation(self._extend(holding, num_tokens, missing), copies, replaced)
 
     def _admit(self, request: CacheRequest, num_new_tokens: int, hit: PrefixHit | None) -> Allocation | None:
-        hit = hit or PrefixHit(request.request_id, 0, Match(), self._version)
-        if hit.request_id != request.request_id or hit.version != self._version:
+        hit = hit or PrefixHit(request, 0, Match(), self._version)
+        if hit.request is not request or hit.version != self._version:
             raise CacheError(f"{request!r}: the hit is another request's, or older than the last change")
         num_tokens = hit.num_tokens + num_new_tokens
         missing = self._missing_blocks(request, num_tokens, hit.block_ids)
@@ -198,6 +198,13 @@ class KVCacheManager:
         if hit.copy is None:
             return Allocation(new_blocks)
         return Allocation(new_blocks, (BlockCopy(hit.copy.src, new_blocks[0], hit.copy.num_tokens),))
+
+    def _holding(self, request: CacheRequest) -> _Holding | None:
+        """What the very request holds; None if nothing."""
+        holding = self._holdings.get(request.request_id)
+        if holding is not None and holding.lease.request is not request:
+            raise CacheError(f"{request!r}: another request of this id holds blocks")
+        return holding
 
     def _missing_blocks(self, request: CacheRequest, num_tokens: int, held: list[int]) -> int:
         if num_tokens > request.num_tokens:
@@ -228,7 +235,7 @@ class KVCacheManager:
         into it.  Not in a step that has granted ``request`` something.  The child's tokens must begin with
         the computed ones; it is not counted in the statistics.  Raises ``CacheError`` otherwise.
         """
-        holding = self._holdings.get(request.request_id)
+        holding = self._holding(request)
         if holding is None or request.request_id in self._step:
             raise CacheError(f"{request!r} cannot be forked: it holds nothing, or its step is not committed")
         computed = holding.num_computed
@@ -307,18 +314,21 @@ class KVCacheManager:
         longer held.  Raises ``CacheError`` for a request that holds nothing.
         """
         request_id = request.request_id
-        if request_id not in self._holdings:
+        if self._holding(request) is None:
             raise CacheError(f"{request!r} holds no blocks: never admitted, or freed already")
-        withdrawn = {request_id} if request_id in self._step else set()
-        for other, grant in self._step.items():  # in the order of grants, so sharing is followed through
-            if grant.shared_with & withdrawn:
-                withdrawn.add(other)
-        self._withdraw(withdrawn)
+        withdrawn = [request_id] if request_id in self._step else []
+        for gone in withdrawn:  # grows on the way: sharing is followed through
+            withdrawn += [
+                other
+                for other, grant in self._step.items()
+                if gone in grant.shared_with and other not in withdrawn
+            ]
+        self._withdraw(set(withdrawn))
         holding = self._holdings.pop(request_id, None)
         if holding is not None:
             self._index.release(holding.lease, holding.num_computed)
         self._version += 1
-        return tuple(withdrawn - {request_id})
+        return tuple(withdrawn[1:])
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached.  False, and nothing has changed, while any block is in use."""

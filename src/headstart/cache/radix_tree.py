@@ -326,9 +326,7 @@ class RadixTree:
         parent.block_ids += node.block_ids
         node.block_ids = parent.block_ids
         if node.lock == 0:
-            self._idle.remove(node)
-            self._idle.insert_after(parent, node)
-            self._idle.remove(parent)
+            self._idle.remove(parent)  # the older place: copying from a block is no use of what follows it
         self._attach(parent.parent, node)
         parent.parent = None
 

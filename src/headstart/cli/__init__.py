@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from headstart.cli.bench import bench
@@ -17,6 +20,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headstart {version('headstart')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version it is."),
+    ] = False,
+) -> None:
+    """Serve language models and never compute the same prompt prefix twice."""
+
+
 for command in (serve, pull, demo, bench):
     app.command()(command)
 

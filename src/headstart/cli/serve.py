@@ -247,7 +247,8 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         "KV capacity": f"{info.kv_capacity_tokens:,} tokens, {info.kv_pool_bytes / 2**20:,.1f} MiB"
         f" ({info.num_blocks:,} blocks of {info.block_size})",
         "prefix cache": caching if info.enable_prefix_caching else "off",
-        "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together",
+        "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together"
+        + ("" if info.kv_capacity_tokens >= info.max_model_len else ", more than the KV memory holds"),
     }
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():

@@ -22,6 +22,7 @@ from headstart.engine.messages import (
     EngineInfo,
     EngineStats,
     FromEngine,
+    Planned,
     ResetDone,
     ResetPrefixCache,
     Shutdown,
@@ -230,6 +231,8 @@ class EngineClient:
                     queue = self._queues.get(output.request_id)
                     if queue is not None:  # otherwise its reader has just left, and its abort is on the way
                         queue.put_nowait(output)
+            case Planned():
+                self.stats = message.stats
             case ResetDone():
                 done = self._resets.get(message.call_id)
                 if done is not None and not done.done():  # as above

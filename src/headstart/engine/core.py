@@ -84,15 +84,22 @@ class EngineCore:
         """Whether any request is queued or running."""
         return self.scheduler.has_work
 
-    def step(self) -> list[RequestOutput]:
-        """Plan, run, commit.  A step that breaks fails its own requests and no others."""
+    def step(self, planned: Callable[[], None] | None = None) -> list[RequestOutput]:
+        """Plan, run, commit.  A step that breaks fails its own requests and no others.
+
+        ``planned`` is called between plan and run, when `stats` says what the step is about.
+        """
         started = self._clock()
         plan = self.scheduler.plan(started)
+        if planned is not None:
+            planned()
         try:
             result = self._runner.run(plan)
-        except Exception as error:  # whatever a kernel raises, the engine serves on
+        except Exception:  # whatever a kernel raises, the engine serves on
             logger.exception("a step of %d rows failed", len(plan.rows))
-            return self.scheduler.fail(plan, f"the engine failed while computing this request: {error}")
+            return self.scheduler.fail(
+                plan, "the engine failed while computing this request; its log says how"
+            )
         except BaseException:  # a step is a transaction for sys.exit and Ctrl-C, too
             self.scheduler.rollback()
             raise

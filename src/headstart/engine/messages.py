@@ -87,6 +87,12 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """A step begins that lets requests in or puts them back: gauges must not wait until it has ended."""
+
+    stats: EngineStats
+
+
 class ResetDone(msgspec.Struct, frozen=True, tag=True):
     """Answer to `ResetPrefixCache`."""
 
@@ -100,4 +106,4 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-FromEngine = EngineInfo | StepOutputs | ResetDone | StartFailed
+FromEngine = EngineInfo | Planned | StepOutputs | ResetDone | StartFailed

@@ -21,6 +21,7 @@ from headstart.engine.core import EngineCore
 from headstart.engine.messages import (
     Abort,
     FromEngine,
+    Planned,
     ResetDone,
     ResetPrefixCache,
     Shutdown,
@@ -49,12 +50,18 @@ class EngineServer:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._refused: list[RequestOutput] = []
+        self._told = (0, 0)  # running and waiting, as last published
 
     def serve(self) -> None:
         """Work until told to stop or until the front is gone."""
         while self._take_messages(wait=not self._core.has_work):
             if self._core.has_work:
-                self._publish(self._core.step())
+                self._publish(self._core.step(planned=self._tell_changes))
+
+    def _tell_changes(self) -> None:
+        stats = self._core.stats()
+        if (stats.num_running, stats.num_waiting) != self._told:
+            self._send(Planned(stats))
 
     def _take_messages(self, *, wait: bool) -> bool:
         """Handle what has arrived, waiting for something first if asked to.  False: stop."""
@@ -99,7 +106,9 @@ class EngineServer:
                 )
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
-        self._send(StepOutputs(tuple(outputs), self._core.stats()))
+        stats = self._core.stats()
+        self._told = (stats.num_running, stats.num_waiting)
+        self._send(StepOutputs(tuple(outputs), stats))
 
     def _send(self, message: FromEngine) -> None:
         self._socket.send(self._encoder.encode(message))

@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class SamplingParams:
     """How the next tokens are chosen and when to stop.  Names and defaults are vLLM's.
 
-    ``temperature`` 0 is greedy.  ``top_k`` 0 and ``top_p`` 1.0 are off.  ``max_tokens`` ``None`` is
+    ``temperature`` 0 is greedy.  ``top_k`` 0 or -1 and ``top_p`` 1.0 are off.  ``max_tokens`` ``None`` is
     as many as fit.  ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the
     output and are part of its token ids.  A request with a ``seed`` gives the same tokens again.
 
@@ -41,7 +41,8 @@ class SamplingParams:
             "between 0 and 100",
         )
         self._demand("top_p", math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
-        self._demand("top_k", self.top_k >= 0, "0 (off) or a positive integer")
+        self._demand("top_k", self.top_k >= -1, "0 or -1 (off) or a positive integer")
+        object.__setattr__(self, "top_k", max(0, self.top_k))
         self._demand("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
         self._demand("stop", all(self.stop), "non-empty strings")
         self._demand(

@@ -90,7 +90,8 @@ def _draw_sorted(
     up_to = weights.cumsum(dim=-1)
     limited = top_k < vocab_size  # then top_p is a share of the top_k, else of everything
     nucleus = top_p * torch.where(limited, up_to[:, -1:], whole)
-    chosen = _invert(weights * (up_to - weights < nucleus), numbers)
+    # The likeliest always stays: a top_p like 1e-300 is allowed, and 0 in float32.
+    chosen = _invert(weights * ((up_to - weights < nucleus) | (ranks == 0)), numbers)
     complete = torch.where(limited, top_k <= count, up_to[:, -1:] >= nucleus)[:, 0] | (count == vocab_size)
     return order.gather(1, chosen)[:, 0], complete
 

@@ -100,7 +100,7 @@ class EngineSupervisor:
 
     def _demand_engine(self) -> None:
         if (why := self.why_down) is not None:
-            raise EngineDeadError(f"{why}; please try again")
+            raise EngineDeadError(why if self._gave_up() else f"{why}; please try again")
 
     async def _keep(self) -> None:
         """Wait for a death, start anew; until it happens too often."""

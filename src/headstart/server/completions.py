@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.engine.request import FinishReason
+from headstart.engine.request import FinishReason, SamplingParams
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, Piece, merged, usage_of
-from headstart.server.protocol import CompletionChoice, CompletionReply, CompletionRequest
+from headstart.server.protocol import (
+    COMPLETION_MAX_TOKENS,
+    CompletionChoice,
+    CompletionReply,
+    CompletionRequest,
+)
 from headstart.server.streaming import EventStream, json_response, until_disconnect
 
 
@@ -31,7 +37,8 @@ def router(front: Front) -> APIRouter:
             for prompt in body.prompts
         ]
         generations = [
-            front.generate(prompt, params, ticket, index=index) for index, prompt in enumerate(prompts)
+            front.generate(prompt, _fitting(front, body, params, prompt), ticket, index=index)
+            for index, prompt in enumerate(prompts)
         ]
         if body.stream:
             return EventStream(_chunks(front, ticket, generations, include_usage=body.include_usage))
@@ -39,6 +46,17 @@ def router(front: Front) -> APIRouter:
         return json_response(reply)
 
     return routes
+
+
+def _fitting(
+    front: Front, body: CompletionRequest, params: SamplingParams, prompt: list[int]
+) -> SamplingParams:
+    """The parameters, with the default of ``max_tokens`` cut to what fits behind the prompt."""
+    if body.max_tokens is not None:
+        return params
+    info = front.client.info
+    room = min(info.max_model_len, info.kv_capacity_tokens + 1) - len(prompt)
+    return replace(params, max_tokens=max(1, min(COMPLETION_MAX_TOKENS, room)))
 
 
 async def _whole(front: Front, ticket: Ticket, generations: Sequence[Generation]) -> CompletionReply:

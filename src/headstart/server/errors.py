@@ -114,6 +114,10 @@ def _from_validation(error: Any) -> RequestError:
             return RequestError("the body must be a JSON object", code="invalid_type")
         case "missing":
             message, code = f"{param} is missing", "missing_required_parameter"
+        case "too_long":
+            message = (
+                f"{param} must have at most {details['max_length']} entries, got {details['actual_length']}"
+            )
         case "too_short":
             message = f"{param} must not be empty"
         case "list_type":

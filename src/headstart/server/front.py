@@ -17,8 +17,8 @@ from headstart.server.metrics import Metrics, RequestTimer
 from headstart.server.protocol import GenerationRequest
 from headstart.text import ChatTemplate, TextStream, Tokenizer
 
-# Longer texts are tokenised in a thread (`tokenizers` releases the GIL there), so that other requests,
-# and /health, need not wait; for shorter ones the thread costs more than it saves.
+# Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
+# ones the thread costs more than it saves.
 LONG_TEXT = 4096
 
 

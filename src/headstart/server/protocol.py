@@ -29,6 +29,9 @@ from headstart.errors import RequestError
 
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -49,27 +52,42 @@ def not_yet(*neutral: Any) -> AfterValidator:
     words = " or ".join(json.dumps(value) for value in neutral) or "null"
 
     def check(value: Any) -> Any:
-        if value is None or value in neutral:
+        alike = (same for same in neutral if isinstance(same, bool) == isinstance(value, bool))
+        if value is None or value in alike:
             return value
         raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": words})
 
     return AfterValidator(check)
 
 
+def _is_text(text: str) -> str:
+    """Half of a surrogate pair, which JSON can spell, is no text."""
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": "valid Unicode"})
+    return text
+
+
 Integer = Annotated[int, Field(strict=True)]
 TokenIds = list[Integer]
+_StopTokenIds = list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
+_StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
 
 _Bits64 = Annotated[
     int | None, Field(strict=True, ge=-(2**63), lt=2**64), must_be("an integer of at most 64 bits")
 ]
-_Count = Annotated[int | None, Field(strict=True, lt=2**31), must_be("an integer below 2147483648")]
+_Count = Annotated[
+    int | None, Field(strict=True, ge=-(2**31), lt=2**31), must_be("an integer below 2147483648")
+]
 _Limit = Annotated[int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1")]
 _Number = Annotated[float | None, Field(strict=True), must_be("a number")]
 _Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
 _String = Annotated[str | None, must_be("a string")]
 _Stop = Annotated[
-    str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None,
-    must_be(f"a string or a list of at most {MAX_STOP_STRINGS} strings"),
+    _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
+    must_be(
+        f"a string of at most {MAX_STOP_LENGTH} characters of valid Unicode, or a list of at most "
+        f"{MAX_STOP_STRINGS} of them"
+    ),
 ]
 # vLLM's rule.  A salt is typed key material, so nothing here depends on the characters; clients do.
 _CacheSalt = Annotated[
@@ -95,7 +113,7 @@ class GenerationRequest(BaseModel):
     seed: _Bits64 = None
     stop: _Stop = None
     stop_token_ids: Annotated[
-        Annotated[TokenIds, Field(max_length=128)] | None, must_be("a list of at most 128 token ids")
+        Annotated[_StopTokenIds, Field(max_length=128)] | None, must_be("a list of at most 128 token ids")
     ] = None
     ignore_eos: _Flag = None
     stream: _Flag = None
@@ -108,6 +126,17 @@ class GenerationRequest(BaseModel):
     presence_penalty: Annotated[Any, not_yet(0)] = None
     frequency_penalty: Annotated[Any, not_yet(0)] = None
     logit_bias: Annotated[Any, not_yet({})] = None
+    repetition_penalty: Annotated[Any, not_yet(1)] = None
+    min_p: Annotated[Any, not_yet(0)] = None
+    min_tokens: Annotated[Any, not_yet(0)] = None
+    best_of: Annotated[Any, not_yet(1)] = None
+    prompt_logprobs: Annotated[Any, not_yet()] = None
+    truncate_prompt_tokens: Annotated[Any, not_yet()] = None
+    structured_outputs: Annotated[Any, not_yet()] = None
+    guided_json: Annotated[Any, not_yet()] = None
+    guided_regex: Annotated[Any, not_yet()] = None
+    guided_choice: Annotated[Any, not_yet()] = None
+    guided_grammar: Annotated[Any, not_yet()] = None
 
     @property
     def include_usage(self) -> bool:
@@ -143,7 +172,8 @@ class Message(BaseModel):
         must_be("one of system, developer, user, assistant and tool"),
     ]
     content: Annotated[
-        str | list[dict[str, Any]], must_be('a string or a list of parts like {"type": "text", "text": "…"}')
+        str | Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)],
+        must_be(f'a string or a list of at most {MAX_PARTS} parts like {{"type": "text", "text": "…"}}'),
     ]
     name: _String = None
     tool_calls: Annotated[Any, not_yet([])] = None
@@ -153,7 +183,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: _Limit = None
     add_generation_prompt: _Flag = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
@@ -186,7 +216,6 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[Any, not_yet()] = None
     echo: Annotated[Any, not_yet(False)] = None
     suffix: Annotated[Any, not_yet("")] = None
-    best_of: Annotated[Any, not_yet(1)] = None
 
     @property
     def token_limit(self) -> int | None:
