@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -27,8 +28,12 @@ def config_of(model: Path) -> EngineConfig:
 
 def engines() -> set[int]:
     """Engines that this process started itself; servers of other tests have theirs."""
-    children = psutil.Process().children()
-    return {child.pid for child in children if "headstart.engine.process" in child.cmdline()}
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "headstart.engine.process" in child.cmdline():
+                found.add(child.pid)
+    return found
 
 
 def engine_pid() -> int:

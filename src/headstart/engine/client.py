@@ -88,19 +88,30 @@ class EngineClient:
     async def _launch(self) -> EngineInfo:
         address = f"ipc://{self._directory.name}/engine.sock"
         self._socket.bind(address)
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # a file called random.py where the user happens to stand is not ours to import
-            "-m",
-            "headstart.engine.process",
-            address,
-            stdin=asyncio.subprocess.PIPE,  # held open for as long as we live: see process.py
-            start_new_session=True,  # Ctrl-C in the terminal reaches the front alone
-        )
+        process = await self._spawn(address)
         self._ready = asyncio.get_running_loop().create_future()
         self._send(self._config)  # is kept until the engine has connected
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch(process))]
         return await self._ready
+
+    async def _spawn(self, address: str) -> asyncio.subprocess.Process:
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # a file called random.py where the user happens to stand is not ours to import
+                "-m",
+                "headstart.engine.process",
+                address,
+                stdin=asyncio.subprocess.PIPE,  # held open for as long as we live: see process.py
+                start_new_session=True,  # Ctrl-C in the terminal reaches the front alone
+            )
+        )
+        try:
+            self._process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            self._process = await spawning  # whoever gives up must still be able to end it
+            raise
+        return self._process
 
     @property
     def is_alive(self) -> bool:
