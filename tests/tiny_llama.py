@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from headstart.engine.request import SamplingParams, ScheduledRow
+from headstart.engine.runner import build_batch
+from headstart.model.attention import SdpaAttention
+from headstart.model.batch import ForwardBatch
 from headstart.model.kv_pool import KVPool
 from headstart.model.llama import LlamaModel
 from headstart.model.spec import ModelSpec
@@ -40,13 +43,30 @@ def tiny_spec(**changes: Any) -> ModelSpec:
     return ModelSpec(**(fields | changes))
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"tie_word_embeddings": False},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "head_dim": 24},
+    "smollm3": {"num_layers": 5, "no_rope_layers": frozenset({3})},
+}
+
+
+def family_spec(architecture: str, **changes: Any) -> ModelSpec:
+    """`tiny_spec` with what sets ``architecture`` apart."""
+    return tiny_spec(architecture=architecture, **(FAMILIES[architecture] | changes))
+
+
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     """Weights that keep activations near one, so that an error somewhere shows in the logits."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in expected_shapes(spec).items():
         tensor = torch.randn(shape, generator=generator)
-        weights[name] = 1 + 0.1 * tensor if len(shape) == 1 else tensor * 2 / shape[-1] ** 0.5
+        if name.endswith(".bias"):
+            weights[name] = tensor
+        else:
+            weights[name] = 1 + 0.1 * tensor if len(shape) == 1 else tensor * 2 / shape[-1] ** 0.5
     return weights
 
 
@@ -55,12 +75,16 @@ def our_llama(spec: ModelSpec, weights: dict[str, Tensor]) -> LlamaModel:
     return LlamaModel(spec, dict(weights), CPU)
 
 
-def oracle_llama(spec: ModelSpec, weights: dict[str, Tensor]) -> LlamaForCausalLM:
-    """transformers' model with these weights, in their dtype."""
+def oracle_llama(spec: ModelSpec, weights: dict[str, Tensor]) -> PreTrainedModel:
+    """transformers' model of the same architecture with these weights, in their dtype."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if spec.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **asdict(spec.rope_scaling)}
-    config = LlamaConfig(
+    more: dict[str, Any] = {}
+    if spec.architecture == "smollm3":
+        more["no_rope_layers"] = [int(index not in spec.no_rope_layers) for index in range(spec.num_layers)]
+    config = AutoConfig.for_model(
+        spec.architecture,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -72,12 +96,37 @@ def oracle_llama(spec: ModelSpec, weights: dict[str, Tensor]) -> LlamaForCausalL
         max_position_embeddings=spec.max_position_embeddings,
         tie_word_embeddings=spec.tie_word_embeddings,
         rope_parameters=rope,
+        sliding_window=None,
+        bos_token_id=1,
+        eos_token_id=sorted(spec.eos_token_ids),
+        pad_token_id=None,
+        **more,
     )
-    model = LlamaForCausalLM(config).to(weights["model.norm.weight"].dtype).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=weights["model.norm.weight"].dtype).eval()
     if spec.tie_word_embeddings:
         weights = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
     model.load_state_dict(weights)
     return model
+
+
+def all_logits(batch: ForwardBatch) -> ForwardBatch:
+    """The same batch with the logits of every token wanted."""
+    rows = torch.arange(len(batch.token_ids))
+    return ForwardBatch(batch.token_ids, batch.positions, batch.slots, batch.sequences, rows)
+
+
+def chunked_logits(model: LlamaModel, tokens: list[int], chunks: list[int], pool: KVPool) -> Tensor:
+    """Logits of every token of one sequence, computed chunk after chunk over blocks in reverse order."""
+    blocks = list(range(pool.num_blocks - 1, -1, -1))
+    parts, start = [], 0
+    attention = SdpaAttention()
+    for length in chunks:
+        chunk = row("r", tokens[start : start + length], blocks, start=start)
+        batch = build_batch([chunk], block_size=pool.block_size, device=CPU)
+        parts.append(model.forward(all_logits(batch), pool, attention))
+        start += length
+    assert start == len(tokens)
+    return torch.cat(parts)
 
 
 def make_pool(spec: ModelSpec, num_blocks: int, *, block_size: int = 4, dtype: Any = torch.float32) -> KVPool:

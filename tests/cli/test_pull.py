@@ -14,6 +14,8 @@ from headstart.errors import DownloadError
 from headstart.model import source
 from headstart.model.source import ModelFiles
 
+SUPPORTED = "llama, mistral, qwen2, qwen3, smollm3"
+
 
 def run(*arguments: str) -> Result:
     app = typer.Typer()
@@ -42,9 +44,9 @@ def test_default_is_the_built_in_model(smollm2: ModelFiles) -> None:
     [
         (
             '{"model_type": "mamba"}',
-            "headstart pull: the architecture 'mamba' is not supported; supported: llama\n",
+            f"headstart pull: the architecture 'mamba' is not supported; supported: {SUPPORTED}\n",
         ),
-        ("{}", "headstart pull: the architecture None is not supported; supported: llama\n"),
+        ("{}", f"headstart pull: the architecture None is not supported; supported: {SUPPORTED}\n"),
     ],
 )
 def test_model_that_cannot_be_served(

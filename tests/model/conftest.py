@@ -17,8 +17,8 @@ GGUFWriter = Callable[..., Path]
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, LAYERS, VOCAB = 4, 2, 16, 64, 96, 2, 512
 
 
-def hugging_face_tensors(*, tied: bool = True) -> dict[str, np.ndarray]:
-    """Random float32 weights of a tiny llama, by Hugging Face name; the same each time."""
+def hugging_face_tensors(*, architecture: str = "llama", tied: bool = True) -> dict[str, np.ndarray]:
+    """Random float32 weights of a tiny model, by Hugging Face name; the same each time."""
     random = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN)}
     for index in range(LAYERS):
@@ -34,14 +34,19 @@ def hugging_face_tensors(*, tied: bool = True) -> dict[str, np.ndarray]:
             layer + "mlp.up_proj.weight": (INNER, HIDDEN),
             layer + "mlp.down_proj.weight": (HIDDEN, INNER),
         }
+        if architecture == "qwen2":
+            shapes |= {layer + "self_attn.q_proj.bias": (HEADS * HEAD_DIM,)}
+            shapes |= {layer + f"self_attn.{name}_proj.bias": (KV_HEADS * HEAD_DIM,) for name in "kv"}
+        if architecture == "qwen3":
+            shapes |= {layer + f"self_attn.{name}_norm.weight": (HEAD_DIM,) for name in "qk"}
     shapes["model.norm.weight"] = (HIDDEN,)
     if not tied:
         shapes["lm_head.weight"] = (VOCAB, HIDDEN)
     return {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def gguf_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same weights as llama.cpp's converter stores them."""
+def gguf_tensors(tensors: Mapping[str, np.ndarray], *, interleaved: bool) -> dict[str, np.ndarray]:
+    """The same weights as llama.cpp's converter stores them; ``interleaved``: its way for rotated pairs."""
     names = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -51,6 +56,8 @@ def gguf_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         "self_attn.q_proj": "attn_q",
         "self_attn.k_proj": "attn_k",
         "self_attn.v_proj": "attn_v",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
         "self_attn.o_proj": "attn_output",
         "post_attention_layernorm": "ffn_norm",
         "mlp.gate_proj": "ffn_gate",
@@ -60,7 +67,9 @@ def gguf_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     stored = {}
     for name, tensor in tensors.items():
         heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else None
-        if heads is not None:  # row i of a head's first half is followed by row i of its second half
+        if (
+            interleaved and heads is not None
+        ):  # row i of a head's first half is followed by row i of its second half
             rows = np.arange(heads * HEAD_DIM).reshape(heads, 2, HEAD_DIM // 2).transpose(0, 2, 1).ravel()
             tensor = tensor[rows]
         for old, new in names.items():
@@ -69,21 +78,23 @@ def gguf_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return stored
 
 
-def gguf_metadata(tokenizer_json: Path) -> dict[str, Any]:
-    """Metadata of the tiny llama, with the byte-level tokenizer of ``tokenizer.json``."""
+def gguf_metadata(tokenizer_json: Path, architecture: str = "llama") -> dict[str, Any]:
+    """Metadata of the tiny model, with the byte-level tokenizer of ``tokenizer.json``."""
     model = json.loads(tokenizer_json.read_text())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    return {
-        "llama.context_length": 256,
-        "llama.embedding_length": HIDDEN,
-        "llama.block_count": LAYERS,
-        "llama.feed_forward_length": INNER,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": KV_HEADS,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": HEAD_DIM,
-        "llama.rope.freq_base": 5000.0,
-        "llama.vocab_size": VOCAB,
+    sizes: dict[str, Any] = {
+        "context_length": 256,
+        "embedding_length": HIDDEN,
+        "block_count": LAYERS,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": HEAD_DIM,
+        "rope.freq_base": 5000.0,
+        "vocab_size": VOCAB,
+    }
+    return {f"{architecture}.{name}": value for name, value in sizes.items()} | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
@@ -104,10 +115,11 @@ def reference_tensors() -> Callable[..., dict[str, np.ndarray]]:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path, tiny_llama_dir: Path) -> GGUFWriter:
-    """Writes the tiny llama as ``model.gguf``.
+    """Writes the tiny model as ``model.gguf``.
 
     ``metadata`` is laid over the defaults (``None`` removes), ``tensors`` over the usual ones (by GGUF
-    name); matrices are quantised to ``kind``, vectors stay F32 as in llama.cpp's files.
+    name); matrices are quantised to ``kind``, vectors stay F32 as in llama.cpp's files.  ``blocks`` are
+    more tensors, already quantised, each with its type.
     """
 
     def write(
@@ -116,23 +128,31 @@ def write_gguf(tmp_path: Path, tiny_llama_dir: Path) -> GGUFWriter:
         architecture: str = "llama",
         metadata: Mapping[str, Any] | None = None,
         tensors: Mapping[str, np.ndarray | None] | None = None,
+        blocks: Mapping[str, tuple[np.ndarray, GGMLQuantizationType]] | None = None,
         tied: bool = True,
         directory: Path = tmp_path,
     ) -> Path:
         path = directory / "model.gguf"
         writer = gguf.GGUFWriter(path, architecture)
-        for key, value in (gguf_metadata(tiny_llama_dir / "tokenizer.json") | dict(metadata or {})).items():
+        tokenizer = tiny_llama_dir / "tokenizer.json"
+        for key, value in (gguf_metadata(tokenizer, architecture) | dict(metadata or {})).items():
             if isinstance(value, list):
                 writer.add_array(key, value)
             elif value is not None:
                 writer.add_key_value(key, value, _value_type(value))
-        for name, tensor in (gguf_tensors(hugging_face_tensors(tied=tied)) | dict(tensors or {})).items():
+        usual = gguf_tensors(
+            hugging_face_tensors(architecture=architecture, tied=tied),
+            interleaved=architecture in ("llama", "smollm3"),  # llama.cpp's LLAMA_ROPE_TYPE_NORM
+        )
+        for name, tensor in (usual | dict(tensors or {})).items():
             if tensor is None:
                 continue
             if tensor.ndim == 1:
                 writer.add_tensor(name, tensor)
             else:
                 writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+        for name, (raw, raw_kind) in (blocks or {}).items():
+            writer.add_tensor(name, raw, raw_dtype=raw_kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -153,6 +153,18 @@ def test_llama3_names_bring_their_ways(write_gguf, tmp_path: Path) -> None:
     assert tokenizer.encode("Hello").ids[0] == 1  # this kind begins with BOS unless told otherwise
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_qwen_cuts_text_its_own_way(write_gguf, tmp_path: Path, architecture: str) -> None:
+    metadata = {"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.add_bos_token": False}
+    convert(write_gguf(architecture=architecture, metadata=metadata), tmp_path)
+    tokenizer = load(tmp_path)
+    pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("It's 2024:\n\n  x->y")]
+    assert pieces == ["It", "'s", "Ġ", "2", "0", "2", "4", ":ĊĊ", "Ġ", "Ġx", "->", "y"]
+    assert tokenizer.encode("<|im_start|>x").ids[0] == 1
+    for text in GOLDEN:
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
 def test_all_end_tokens_are_written(write_gguf, tmp_path: Path) -> None:
     convert(write_gguf(metadata={"tokenizer.ggml.eot_token_id": 0}), tmp_path)
     assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": [0, 2]}

@@ -17,3 +17,12 @@ def test_matrices_of_one_input_are_one_product() -> None:
     linear = DenseLinear(q, k)
     torch.testing.assert_close(linear(x), torch.cat((x @ q.T, x @ k.T), dim=1))
     assert linear.nbytes == q.nbytes + k.nbytes
+
+
+def test_biases_of_stacked_matrices_are_added_to_their_own_rows() -> None:
+    x, first, second = torch.randn(3, 8), torch.randn(5, 8), torch.randn(2, 8)
+    biases = torch.randn(5), torch.randn(2)
+    linear = DenseLinear(first, second, biases=biases)
+    torch.testing.assert_close(linear(x)[:, :5], x @ first.T + biases[0])
+    torch.testing.assert_close(linear(x)[:, 5:], x @ second.T + biases[1])
+    assert linear.nbytes == 4 * (7 * 8 + 7)

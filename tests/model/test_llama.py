@@ -1,8 +1,9 @@
-"""Our decoder against transformers' ``LlamaForCausalLM``: tiny random models, and SmolLM2 itself."""
+"""Our decoder against transformers' classes: tiny random models of each family, and SmolLM2 itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +15,14 @@ from headstart.model.attention import AttentionStep, ReferenceAttention, SdpaAtt
 from headstart.model.batch import ForwardBatch
 from headstart.model.kv_pool import KVPool
 from headstart.model.llama import LlamaModel, load_model, scale_llama3
-from headstart.model.source import ModelFiles
+from headstart.model.source import ModelFiles, resolve
 from headstart.model.spec import Llama3RopeScaling, ModelSpec, read_spec
 from headstart.model.weights import load_weights
 from tests.tiny_llama import (
     CPU,
+    FAMILIES,
+    chunked_logits,
+    family_spec,
     make_pool,
     oracle_llama,
     our_llama,
@@ -31,26 +35,6 @@ from tests.tiny_llama import (
 SCALING = Llama3RopeScaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
 )
-
-
-def all_logits(batch: ForwardBatch) -> ForwardBatch:
-    """The same batch with the logits of every token wanted."""
-    rows = torch.arange(len(batch.token_ids))
-    return ForwardBatch(batch.token_ids, batch.positions, batch.slots, batch.sequences, rows)
-
-
-def chunked_logits(model: LlamaModel, tokens: list[int], chunks: list[int], pool: KVPool) -> Tensor:
-    """Logits of every token of one sequence, computed chunk after chunk over blocks in reverse order."""
-    blocks = list(range(pool.num_blocks - 1, -1, -1))
-    parts, start = [], 0
-    attention = SdpaAttention()
-    for length in chunks:
-        chunk = row("r", tokens[start : start + length], blocks, start=start)
-        batch = build_batch([chunk], block_size=pool.block_size, device=CPU)
-        parts.append(model.forward(all_logits(batch), pool, attention))
-        start += length
-    assert start == len(tokens)
-    return torch.cat(parts)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +63,49 @@ def test_logits_are_transformers_logits(spec: ModelSpec, chunks: list[int]) -> N
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("chunks", [[150], [64, 64, 22], [149, 1]], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *map(family_spec, FAMILIES),
+        family_spec("mistral", head_dim=24),
+        family_spec("qwen2", tie_word_embeddings=False, num_kv_heads=1),
+        family_spec("qwen3", num_heads=6, head_dim=16),
+        family_spec("smollm3", num_layers=2, no_rope_layers=frozenset({0})),
+    ],
+    ids=lambda spec: (
+        f"{spec.architecture}-{spec.num_heads}-{spec.num_kv_heads}x{spec.head_dim}x{spec.num_layers}"
+    ),
+)
 @torch.inference_mode()
-def test_bfloat16_is_as_near_to_float32_as_transformers_is() -> None:
-    spec = tiny_spec()
+def test_every_family_has_transformers_logits(spec: ModelSpec, chunks: list[int]) -> None:
+    weights = random_weights(spec)
+    tokens = random_tokens(150, seed=1)
+    expected = oracle_llama(spec, weights)(torch.tensor([tokens])).logits[0]
+    logits = chunked_logits(our_llama(spec, weights), tokens, chunks, make_pool(spec, 40))
+    assert expected.std() > 0.5
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@torch.inference_mode()
+def test_what_transformers_saves_is_what_we_compute(architecture: str, tmp_path: Path) -> None:
+    spec = family_spec(architecture)
+    oracle = oracle_llama(spec, random_weights(spec))
+    oracle.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    files = resolve(str(tmp_path))
+    assert read_spec(files) == spec
+    model = load_model(files, spec, dtype=torch.float32, device=CPU)
+    tokens = random_tokens(60, seed=1)
+    logits = chunked_logits(model, tokens, [40, 20], make_pool(spec, 16))
+    torch.testing.assert_close(logits, oracle(torch.tensor([tokens])).logits[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@torch.inference_mode()
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(architecture: str) -> None:
+    spec = family_spec(architecture)
     weights = random_weights(spec)
     narrow = {name: tensor.bfloat16() for name, tensor in weights.items()}
     wide = {name: tensor.float() for name, tensor in narrow.items()}
@@ -180,14 +204,16 @@ def test_rope_scaling_stops_where_llama_3_says() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_are_counted_once(tied: bool) -> None:
-    spec = tiny_spec(tie_word_embeddings=tied)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_weights_are_counted_once(architecture: str, tied: bool) -> None:
+    spec = family_spec(architecture, tie_word_embeddings=tied)
     weights = random_weights(spec)
     assert our_llama(spec, weights).nbytes == sum(tensor.nbytes for tensor in weights.values())
 
 
-def test_weights_are_taken_out_of_the_dict() -> None:
-    spec = tiny_spec()
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_weights_are_taken_out_of_the_dict(architecture: str) -> None:
+    spec = family_spec(architecture)
     weights = random_weights(spec)
     LlamaModel(spec, weights, CPU)
     assert weights == {}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from headstart.errors import CorruptModelError, UnsupportedModelError
 from headstart.model.gguf_file import GGUFFile
 from headstart.model.source import ModelFiles, resolve
-from headstart.model.spec import Llama3RopeScaling, ModelSpec, read_spec
+from headstart.model.spec import SUPPORTED_ARCHITECTURES, Llama3RopeScaling, ModelSpec, read_spec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,18 +87,22 @@ def test_no_rope_scaling(scaling: dict[str, Any]) -> None:
     assert spec.rope_theta == 500000.0
 
 
-def test_defaults_are_those_of_transformers() -> None:
-    from transformers import LlamaConfig
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_defaults_are_those_of_transformers(architecture: str) -> None:
+    from transformers import AutoConfig
 
-    optional = ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "max_position_embeddings")
-    config = without(*optional, "tie_word_embeddings", "eos_token_id", "hidden_act")
-    spec, theirs = ModelSpec.from_config(config), LlamaConfig(**config)
-    assert spec.num_kv_heads == theirs.num_key_value_heads == 32
-    assert spec.head_dim == theirs.head_dim == 64
+    needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = {name: CONFIG[name] for name in needed} | {"sliding_window": None}
+    spec = ModelSpec.from_config(config | {"model_type": architecture})
+    theirs = AutoConfig.for_model(architecture, **config)
+    assert spec.num_kv_heads == theirs.num_key_value_heads
+    assert spec.head_dim == getattr(theirs, "head_dim", 2048 // 32)
     assert spec.rms_norm_eps == theirs.rms_norm_eps
     assert spec.rope_theta == theirs.rope_parameters["rope_theta"]
     assert spec.max_position_embeddings == theirs.max_position_embeddings
     assert spec.tie_word_embeddings == theirs.tie_word_embeddings
+    rotates = getattr(theirs, "no_rope_layers", [1] * 16)
+    assert spec.no_rope_layers == {index for index in range(16) if not rotates[index]}
 
 
 @pytest.mark.parametrize("value", [None, []])
@@ -118,6 +123,8 @@ def test_unknown_architecture_is_named(architecture: str | None) -> None:
         ("attention_bias", True),
         ("mlp_bias", True),
         ("sliding_window", 4096),
+        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("layer_types", "sliding_attention"),
         ("partial_rotary_factor", 0.5),
         ("quantization_config", {"quant_method": "awq"}),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
@@ -131,6 +138,58 @@ def test_options_that_change_the_result_are_refused(option: str, value: object) 
     with pytest.raises(UnsupportedModelError, match="not supported") as caught:
         ModelSpec.from_config(CONFIG | {option: value})
     assert "config.json" in str(caught.value)
+
+
+def test_unknown_architecture_hears_of_all_that_are_supported() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"supported: llama, mistral, qwen2, qwen3, smollm3$"):
+        ModelSpec.from_config(CONFIG | {"model_type": "gemma3"})
+
+
+WINDOWED = {"use_sliding_window": True, "sliding_window": 4096}
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "smollm3"])
+def test_a_real_sliding_window_is_refused(architecture: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"sliding_window = 4096 is not supported; .* of 131072"):
+        ModelSpec.from_config(CONFIG | WINDOWED | {"model_type": architecture})
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+def test_a_window_that_the_config_leaves_out_is_the_one_of_transformers(architecture: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="sliding_window = 4096 is not supported"):
+        ModelSpec.from_config(CONFIG | {"model_type": architecture, "use_sliding_window": True})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("mistral", {"sliding_window": None}),
+        ("mistral", {"sliding_window": 131072}),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}),
+        ("qwen3", {"sliding_window": 4096}),
+        ("qwen3", {"layer_types": ["full_attention"] * 16}),
+    ],
+)
+def test_attention_over_the_whole_context_is_served(architecture: str, options: dict[str, Any]) -> None:
+    spec = ModelSpec.from_config(CONFIG | options | {"model_type": architecture})
+    assert spec.max_position_embeddings == 131072
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen3", "smollm3"])
+def test_biases_that_are_not_computed_are_refused(architecture: str) -> None:
+    config = CONFIG | {"model_type": architecture, "sliding_window": None, "attention_bias": True}
+    with pytest.raises(UnsupportedModelError, match="attention_bias = True is not supported"):
+        ModelSpec.from_config(config)
+
+
+def test_layers_without_rotation() -> None:
+    config = CONFIG | {"model_type": "smollm3"}
+    assert ModelSpec.from_config(config).no_rope_layers == {3, 7, 11, 15}
+    assert ModelSpec.from_config(config | {"no_rope_layer_interval": 6}).no_rope_layers == {5, 11}
+    listed = config | {"no_rope_layers": [1, 0] + [1] * 14}
+    assert ModelSpec.from_config(listed).no_rope_layers == {1}
+    with pytest.raises(CorruptModelError, match=r"no_rope_layers must list 16 layers, not be \[1, 0\]"):
+        ModelSpec.from_config(config | {"no_rope_layers": [1, 0]})
 
 
 @pytest.mark.parametrize(
@@ -208,6 +267,31 @@ def test_gguf_metadata(write_gguf) -> None:
     assert not ModelSpec.from_gguf(GGUFFile.read(write_gguf(tied=False))).tie_word_embeddings
 
 
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("qwen2", {"qkv_bias": True}),
+        ("qwen3", {"qk_norm": True}),
+        ("smollm3", {"no_rope_layers": frozenset({3, 7})}),
+    ],
+)
+def test_gguf_of_each_family(write_gguf, architecture: str, more: dict[str, Any]) -> None:
+    llama = ModelSpec.from_gguf(GGUFFile.read(write_gguf(metadata={"llama.block_count": 8})))
+    path = write_gguf(architecture=architecture, metadata={f"{architecture}.block_count": 8})
+    expected = dataclasses.replace(llama, architecture=architecture, **more)
+    assert ModelSpec.from_gguf(GGUFFile.read(path)) == expected
+
+
+def test_gguf_window_over_the_whole_context(write_gguf) -> None:
+    header = GGUFFile.read(write_gguf(metadata={"llama.attention.sliding_window": 256}))
+    assert ModelSpec.from_gguf(header).max_position_embeddings == 256
+
+
+def test_gguf_names_of_architectures_are_llama_cpps(write_gguf) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'mistral' .* supported: llama, qwen2, qwen3, smollm3$"):
+        ModelSpec.from_gguf(GGUFFile.read(write_gguf(architecture="mistral")))
+
+
 def test_gguf_defaults(write_gguf) -> None:
     absent = ("attention.head_count_kv", "rope.freq_base", "rope.dimension_count", "vocab_size")
     spec = ModelSpec.from_gguf(GGUFFile.read(write_gguf(metadata={f"llama.{name}": None for name in absent})))
@@ -224,7 +308,7 @@ def test_gguf_head_size_of_its_own(write_gguf) -> None:
     ("option", "value"),
     [
         ("expert_count", 8),
-        ("attention.sliding_window", 4096),
+        ("attention.sliding_window", 128),
         ("rope.scaling.type", "yarn"),
         ("rope.scaling.type", "linear"),
         ("rope.dimension_count", 8),

@@ -12,16 +12,19 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from headstart.errors import CorruptModelError, ModelError, UnsupportedModelError
+from headstart.model.gguf_weights import SUPPORTED_TYPES, read_gguf
 from headstart.model.source import ModelFiles, resolve
 from headstart.model.spec import ModelSpec, read_spec
 from headstart.model.weights import load_weights
 
 EXACT = [Kind.F32, Kind.F16, Kind.BF16]
-QUANTISED = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1]
+QUANTISED = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
+# Random rows that llama.cpp's own C code quantised, and what it dequantised them to.
+GOLDEN = np.load(Path(__file__).parent / "golden" / "quantised_blocks.npz")
 
 
 def of_gguf(path: Path) -> tuple[ModelFiles, ModelSpec]:
@@ -60,6 +63,40 @@ def test_every_type_comes_back(write_gguf, reference_tensors, kind: Kind, tied: 
         np.testing.assert_array_equal(weights[name].numpy(), tensor, err_msg=name)
 
 
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("_blocks")])
+def test_blocks_that_llama_cpp_quantised(write_gguf, name: str) -> None:
+    kind = name.removesuffix("_blocks")
+    path = write_gguf(blocks={"golden": (GOLDEN[name], Kind[kind])})
+    values = dict(read_gguf(path, of_gguf(path)[1], names=()))["golden"].numpy()
+    np.testing.assert_allclose(values, GOLDEN[f"{kind}_values"], rtol=1e-6)
+
+
+def test_the_types_shown_are_the_types_tested() -> None:
+    golden = {Kind[name.removesuffix("_blocks")] for name in GOLDEN if name.endswith("_blocks")}
+    assert set(SUPPORTED_TYPES) == {*EXACT, *QUANTISED, *golden}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_every_family_comes_back(write_gguf, reference_tensors, architecture: str, tied: bool) -> None:
+    weights = load_weights(*of_gguf(write_gguf(architecture=architecture, tied=tied)), dtype=torch.float32)
+    expected = reference_tensors(architecture=architecture, tied=tied)
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(weights[name].numpy(), tensor, err_msg=name)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_families_equal_what_transformers_reads(write_gguf, architecture: str) -> None:
+    path = write_gguf(architecture=architecture)
+    with torch.device("meta"):
+        config = AutoConfig.for_model(architecture, num_hidden_layers=2, tie_word_embeddings=True)
+        empty = AutoModelForCausalLM.from_config(config)
+    names = SimpleNamespace(config=config, state_dict=empty.state_dict, named_children=dict)
+    theirs = load_gguf_checkpoint(path, return_tensors=True, model_to_load=names)["tensors"]
+    assert_equal(load_weights(*of_gguf(path), dtype=torch.float32), theirs)
+
+
 @pytest.mark.parametrize(("kind", "largest"), [(Kind.Q8_0, 0.02), (Kind.Q4_0, 0.35), (Kind.Q4_1, 0.3)])
 def test_quantised_values_are_near_the_original(
     write_gguf, reference_tensors, kind: Kind, largest: float
@@ -96,8 +133,8 @@ def test_rope_divisors_are_not_a_weight(write_gguf, reference_tensors) -> None:
 
 
 def test_other_tensor_types_are_named(write_gguf) -> None:
-    path = write_gguf(kind=Kind.Q5_0)
-    with pytest.raises(UnsupportedModelError, match=r"has type Q5_0; supported: F32, F16, BF16, Q8_0, Q4_0"):
+    path = write_gguf(blocks={"rare": (np.zeros((1, 66), np.uint8), Kind.TQ2_0)})
+    with pytest.raises(UnsupportedModelError, match=r"has type TQ2_0; supported: F32, F16, BF16, Q8_0, Q4_0"):
         load_weights(*of_gguf(path), dtype=torch.float32)
 
 

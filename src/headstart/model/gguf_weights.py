@@ -11,16 +11,19 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from headstart.errors import UnsupportedModelError
+from headstart.model.family import FAMILIES
 from headstart.model.gguf_file import GGUFFile
 from headstart.model.spec import ModelSpec
 
-SUPPORTED_TYPES = (
-    GGMLQuantizationType.F32,
-    GGMLQuantizationType.F16,
-    GGMLQuantizationType.BF16,
-    GGMLQuantizationType.Q8_0,
-    GGMLQuantizationType.Q4_0,
-    GGMLQuantizationType.Q4_1,
+# What llama.cpp's usual files hold.  The gguf package reads rarer types too, which no test here has seen.
+SUPPORTED_TYPES = tuple(
+    GGMLQuantizationType[name]
+    for name in (
+        *("F32", "F16", "BF16"),
+        *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+        *("IQ4_NL", "IQ4_XS"),
+    )
 )
 
 
@@ -58,8 +61,10 @@ def _hugging_face_names(spec: ModelSpec, names: Collection[str]) -> dict[str, st
 def _undo_interleaving(name: str, tensor: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
     """Rows of q and k as Hugging Face has them: of each head, first halves of all rotated pairs, then second.
 
-    llama.cpp keeps the two rows of a rotated pair next to each other.
+    llama.cpp keeps the two rows of a rotated pair next to each other, in some families.
     """
+    if not FAMILIES[spec.architecture].interleaved_in_gguf:
+        return tensor
     heads = {"q_proj.weight": spec.num_heads, "k_proj.weight": spec.num_kv_heads}.get(
         name.rpartition("self_attn.")[2]
     )

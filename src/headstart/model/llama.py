@@ -1,7 +1,10 @@
 """The Llama family's decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
+Its members differ in little (model/family.py): qwen2 has biases on q, k and v, qwen3 norms their heads,
+smollm3 leaves some layers unrotated.
+
 Shapes: T tokens of all sequences of a batch, laid end to end; H query heads on KVH key-value heads of
-``head_dim``.  Weights come in under Hugging Face's names.  The oracle is transformers' ``LlamaForCausalLM``.
+``head_dim``.  Weights come in under Hugging Face's names.  The oracles are transformers' own classes.
 """
 
 from __future__ import annotations
@@ -39,14 +42,14 @@ class LlamaModel:
 
     def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], device: torch.device) -> None:
         def take(name: str) -> Tensor:
-            return weights.pop(f"{name}.weight").to(device)
+            return weights.pop(name).to(device)
 
         self.spec = spec
         self.device = device
-        self._embedding = take("model.embed_tokens")
+        self._embedding = take("model.embed_tokens.weight")
         self._layers = [DecoderLayer.take(spec, index, take) for index in range(spec.num_layers)]
-        self._norm = take("model.norm")
-        self._lm_head = DenseLinear(self._embedding if spec.tie_word_embeddings else take("lm_head"))
+        self._norm = take("model.norm.weight")
+        self._lm_head = DenseLinear(self._embedding if spec.tie_word_embeddings else take("lm_head.weight"))
         self._rotary = Rotary(spec, device)
 
     @property
@@ -94,6 +97,7 @@ class DecoderLayer:
     index: int
     input_norm: Tensor
     qkv: Linear
+    qk_norm: Tensor | None  # [H + KVH, head_dim]: the one weight of all q heads, then that of all k heads
     output: Linear
     post_attention_norm: Tensor
     gate_up: Linear
@@ -102,22 +106,32 @@ class DecoderLayer:
     @classmethod
     def take(cls, spec: ModelSpec, index: int, take: WeightSource) -> DecoderLayer:
         """Layer ``index`` with its weights; q, k, v and gate, up are stacked: one product each."""
-        layer = f"model.layers.{index}"
+        attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+        projections = [f"{attention}.{name}_proj" for name in "qkv"]
+        qk_norm = None
+        if spec.qk_norm:
+            q_norm, k_norm = (take(f"{attention}.{name}_norm.weight") for name in "qk")
+            qk_norm = torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
         return cls(
             spec,
             index,
-            input_norm=take(f"{layer}.input_layernorm"),
-            qkv=DenseLinear(*(take(f"{layer}.self_attn.{name}_proj") for name in "qkv")),
-            output=DenseLinear(take(f"{layer}.self_attn.o_proj")),
-            post_attention_norm=take(f"{layer}.post_attention_layernorm"),
-            gate_up=DenseLinear(*(take(f"{layer}.mlp.{name}_proj") for name in ("gate", "up"))),
-            down=DenseLinear(take(f"{layer}.mlp.down_proj")),
+            input_norm=take(f"model.layers.{index}.input_layernorm.weight"),
+            qkv=DenseLinear(
+                *(take(f"{name}.weight") for name in projections),
+                biases=[take(f"{name}.bias") for name in projections] if spec.qkv_bias else (),
+            ),
+            qk_norm=qk_norm,
+            output=DenseLinear(take(f"{attention}.o_proj.weight")),
+            post_attention_norm=take(f"model.layers.{index}.post_attention_layernorm.weight"),
+            gate_up=DenseLinear(*(take(f"{mlp}.{name}_proj.weight") for name in ("gate", "up"))),
+            down=DenseLinear(take(f"{mlp}.down_proj.weight")),
         )
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights."""
         norms = self.input_norm.nbytes + self.post_attention_norm.nbytes
+        norms += 0 if self.qk_norm is None else self.qk_norm.nbytes
         return norms + sum(linear.nbytes for linear in (self.qkv, self.output, self.gate_up, self.down))
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
@@ -126,8 +140,12 @@ class DecoderLayer:
         normed = rms_norm(hidden, self.input_norm, spec.rms_norm_eps)
         heads = self.qkv(normed).view(len(hidden), -1, spec.head_dim)
         queries, rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
-        qk = rotate(heads[:, :rotated], step.cos, step.sin)
-        q, k, v = qk[:, :queries], qk[:, queries:], heads[:, rotated:]
+        qk, v = heads[:, :rotated], heads[:, rotated:]
+        if self.qk_norm is not None:
+            qk = F.rms_norm(qk, (spec.head_dim,), eps=spec.rms_norm_eps) * self.qk_norm
+        if self.index not in spec.no_rope_layers:
+            qk = rotate(qk, step.cos, step.sin)
+        q, k = qk[:, :queries], qk[:, queries:]
         # A law: K and V of all sequences are in the pool before any of them attends, because requests
         # admitted in one step share the blocks that one of them fills in this step.
         step.pool.write(self.index, step.slots, k, v)
@@ -140,10 +158,10 @@ class DecoderLayer:
 
 
 class WeightSource(Protocol):
-    """Gives the weight of a module by its Hugging Face name, once."""
+    """Gives a tensor by its Hugging Face name, once."""
 
     def __call__(self, name: str) -> Tensor:
-        """The tensor ``name.weight`` on the model's device."""
+        """The tensor ``name`` on the model's device."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,14 +1,13 @@
 """From a model's name to its files on this machine.
 
-Three kinds of names: a built-in model (fetched once into the per-user cache), a Hugging Face directory,
-a GGUF file.  Neither torch nor transformers is imported here: the HTTP process and the command line
-need file names, not tensors.
+Four kinds of names: a built-in model (fetched once into the per-user cache), a Hugging Face directory,
+a GGUF file, a repository of the Hugging Face hub (``organisation/model``).  Neither torch nor transformers
+is imported here: the HTTP process and the command line need file names, not tensors.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from typing import Literal
 
 from rich.progress import Progress
 
-from headstart.errors import CorruptModelError, ModelError, ModelNotFoundError
-from headstart.model import store
+from headstart.errors import ModelError, ModelNotFoundError
+from headstart.model import hub, store
 from headstart.model.builtin import BUILTIN_MODELS, fetch
 from headstart.model.gguf_file import MAGIC, GGUFFile
 from headstart.model.gguf_tokenizer import EXIT_CODES
+from headstart.model.shards import find_weights
 
 # Part of every entry that holds a converted tokenizer: raise it and old conversions are made anew.
 _TOKENIZER_RECIPE = "gguf tokenizer 1"
@@ -44,7 +44,7 @@ class ModelFiles:
 
 
 def resolve(name: str, *, progress: Progress | None = None) -> ModelFiles:
-    """The files of the model called ``name``, fetched first if it is a built-in one not yet here.
+    """The files of the model called ``name``, fetched first if it is a built-in or a hub's one not yet here.
 
     What is in the cache already is used as it is, without network, pip or hashing.  ``progress`` shows
     what takes long; the caller starts and stops it.
@@ -56,7 +56,10 @@ def resolve(name: str, *, progress: Progress | None = None) -> ModelFiles:
 
 
 def pull(name: str, *, progress: Progress | None = None) -> ModelFiles:
-    """As `resolve`, but checksums of cached files are compared too, and damaged ones fetched again."""
+    """As `resolve`, but checksums of cached files are compared too, and damaged ones fetched again.
+
+    Of a model of the hub it fetches the newest revision.
+    """
     return _find(name, progress or Progress(disable=True), verify=True)
 
 
@@ -68,11 +71,14 @@ def _find(name: str, progress: Progress, *, verify: bool) -> ModelFiles:
         return _directory(name, path.resolve())
     if path.is_file() and (path.suffix.lower() == ".gguf" or _has_magic(path)):
         return _gguf(name, path.resolve(), progress, verify=verify)
+    if hub.is_repo_id(name):
+        directory = None if verify else hub.cached(name)
+        return _directory(name, directory or hub.download(name, progress))
     near = difflib.get_close_matches(name, BUILTIN_MODELS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ModelNotFoundError(
         f"there is no model {name!r}: give a built-in name ({', '.join(BUILTIN_MODELS)}), "
-        f"a Hugging Face directory or a GGUF file{hint}"
+        f"a Hugging Face directory, a GGUF file or a hub's organisation/model{hint}"
     )
 
 
@@ -135,7 +141,7 @@ def _convert_tokenizer(gguf: Path, directory: Path, progress: Progress) -> None:
 
 
 def _directory(name: str, path: Path) -> ModelFiles:
-    weights = _safetensors(path)
+    weights = find_weights(path)
     missing = [file for file in ("config.json", "tokenizer.json") if not (path / file).is_file()]
     if not weights:
         missing.append("*.safetensors")
@@ -145,23 +151,3 @@ def _directory(name: str, path: Path) -> ModelFiles:
             f"*.safetensors, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
         )
     return ModelFiles(name, "safetensors", weights, tokenizer_dir=path, config=path / "config.json")
-
-
-def _safetensors(path: Path) -> tuple[Path, ...]:
-    """The weight files: those of the index if there is one, else the one with the usual name, else all.
-
-    A directory may hold the same weights twice (a consolidated file beside the shards).
-    """
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            shards = tuple(path / file for file in names)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptModelError(f"{index} is not an index of safetensors files ({error})") from error
-        for shard in shards:
-            if not shard.is_file():
-                raise CorruptModelError(f"{shard} is missing although {index.name} names it")
-        return shards
-    usual = path / "model.safetensors"
-    return (usual,) if usual.is_file() else tuple(sorted(path.glob("*.safetensors")))

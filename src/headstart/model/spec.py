@@ -5,21 +5,20 @@ An option that would change what the model computes is understood or refused, ne
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headstart.errors import CorruptModelError, UnsupportedModelError
+from headstart.model.checked import CheckedValues, read_json_object
+from headstart.model.family import FAMILIES, Family
 from headstart.model.gguf_file import GGUFFile
 from headstart.model.source import ModelFiles
 
-# What model/llama.py computes.  A new family is one more name here, and its options below.
-SUPPORTED_ARCHITECTURES = ("llama",)
+SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class ModelSpec:
     """A decoder's shape and constants, with Hugging Face's names.
 
     ``max_position_embeddings`` is the context length in tokens; ``eos_token_ids`` end an answer.
+    ``qkv_bias`` and ``qk_norm`` are a `Family`'s; layers of ``no_rope_layers`` do not rotate q and k.
     """
 
     architecture: str
@@ -53,6 +53,9 @@ class ModelSpec:
     max_position_embeddings: int
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    no_rope_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -73,15 +76,22 @@ class ModelSpec:
         Raises `UnsupportedModelError` for an architecture or option that headstart does not compute,
         `CorruptModelError` for a missing or senseless value.
         """
-        values = _Values(config, "config.json")
-        architecture = _supported(config.get("model_type"))
+        architecture = _supported(config.get("model_type"), FAMILIES)
+        family = FAMILIES[architecture]
+        config = {**family.defaults, **config}
+        values = CheckedValues(config, "config.json")
+        context_length = values.integer("max_position_embeddings")
+        if config.get("use_sliding_window", True):
+            values.refuse_window("sliding_window", context_length)
+        _refuse_layer_types(config.get("layer_types"))
         values.refuse("hidden_act", "silu")
-        values.refuse("sliding_window", None)
         values.refuse("quantization_config", None)
         values.refuse("partial_rotary_factor", 1)
-        for option in ("attention_bias", "mlp_bias"):
-            values.refuse(option, False)
+        if not family.qkv_bias:  # else it is not an option: transformers' class has them anyway
+            values.refuse("attention_bias", False)
+        values.refuse("mlp_bias", False)
         hidden_size = values.integer("hidden_size")
+        num_layers = values.integer("num_hidden_layers")
         num_heads = values.integer("num_attention_heads")
         rope = _rope_parameters(config)
         rope.refuse("partial_rotary_factor", 1)
@@ -90,33 +100,40 @@ class ModelSpec:
             vocab_size=values.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=values.integer("intermediate_size"),
-            num_layers=values.integer("num_hidden_layers"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=values.integer("num_key_value_heads", num_heads),
             head_dim=values.integer("head_dim", hidden_size // num_heads),
             rms_norm_eps=values.number("rms_norm_eps", 1e-6),
-            rope_theta=rope.number("rope_theta", 10_000.0),
+            rope_theta=rope.number("rope_theta", family.rope_theta),
             rope_scaling=_rope_scaling(rope),
-            max_position_embeddings=values.integer("max_position_embeddings", 2048),
+            max_position_embeddings=context_length,
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             eos_token_ids=_token_ids(config.get("eos_token_id")),
+            qkv_bias=family.qkv_bias,
+            qk_norm=family.qk_norm,
+            no_rope_layers=_no_rope_layers(config, family, num_layers),
         )
 
     @classmethod
     def from_gguf(cls, header: GGUFFile) -> ModelSpec:
         """The spec in a GGUF file's metadata; raises as `from_config`."""
-        architecture = _supported(header.metadata.get("general.architecture"))
+        in_gguf = [name for name, family in FAMILIES.items() if family.in_gguf]
+        architecture = _supported(header.metadata.get("general.architecture"), in_gguf)
+        family = FAMILIES[architecture]
         prefix = f"{architecture}."
         own = {
             key.removeprefix(prefix): value
             for key, value in header.metadata.items()
             if key.startswith(prefix)
         }
-        values = _Values(own, str(header.path))
+        values = CheckedValues(own, str(header.path))
         values.refuse("expert_count", 0)  # Mixtral calls itself llama here
-        values.refuse("attention.sliding_window", 0)
+        context_length = values.integer("context_length")
+        values.refuse_window("attention.sliding_window", context_length)
         values.refuse("rope.scaling.type", "none")
         hidden_size = values.integer("embedding_length")
+        num_layers = values.integer("block_count")
         num_heads = values.integer("attention.head_count")
         head_dim = values.integer("attention.key_length", hidden_size // num_heads)
         values.refuse("attention.value_length", head_dim)
@@ -126,16 +143,19 @@ class ModelSpec:
             vocab_size=values.integer("vocab_size", len(header.metadata.get("tokenizer.ggml.tokens", ()))),
             hidden_size=hidden_size,
             intermediate_size=values.integer("feed_forward_length"),
-            num_layers=values.integer("block_count"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=values.integer("attention.head_count_kv", num_heads),
             head_dim=head_dim,
             rms_norm_eps=values.number("attention.layer_norm_rms_epsilon"),
             rope_theta=values.number("rope.freq_base", 10_000.0),
             rope_scaling=_rope_scaling_from_factors(header, values.number("rope.freq_base", 10_000.0)),
-            max_position_embeddings=values.integer("context_length"),
+            max_position_embeddings=context_length,
             tie_word_embeddings="output.weight" not in header.tensors,
             eos_token_ids=header.eos_token_ids,
+            qkv_bias=family.qkv_bias,
+            qk_norm=family.qk_norm,
+            no_rope_layers=_no_rope_layers({}, family, num_layers),  # llama.cpp has no key for it
         )
 
 
@@ -143,65 +163,47 @@ def read_spec(files: ModelFiles) -> ModelSpec:
     """The spec of a model on this machine; raises as `ModelSpec.from_config`."""
     if files.config is None:
         return ModelSpec.from_gguf(GGUFFile.read(files.weights[0]))
-    config = _read_json(files.config)
+    config = read_json_object(files.config)
     # Chat models name their end-of-turn token here only.
     generation = files.config.with_name("generation_config.json")
     if generation.is_file():
-        more = _token_ids(_read_json(generation).get("eos_token_id"))
+        more = _token_ids(read_json_object(generation).get("eos_token_id"))
         config["eos_token_id"] = sorted(_token_ids(config.get("eos_token_id")) | more)
     return ModelSpec.from_config(config)
 
 
-class _Values:
-    """Checked access to a configuration; ``where`` names it in errors."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self._values = values
-        self.where = where
-
-    def refuse(self, name: str, expected: object) -> None:
-        """Raise unless the option is absent or has the one value that is computed."""
-        value = self._values.get(name)
-        if value is not None and value != expected:
-            raise UnsupportedModelError(
-                f"{self.where}: {name} = {value!r} is not supported"
-                + ("" if expected is None else f"; only {expected!r} is")
-            )
-
-    def text(self, *names: str) -> str | None:
-        return next((str(self._values[name]) for name in names if self._values.get(name) is not None), None)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CorruptModelError(f"{self.where}: {name} must be a positive integer, not {value!r}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise CorruptModelError(f"{self.where}: {name} must be a positive number, not {value!r}")
-        return float(value)
-
-    def _get(self, name: str, default: float | None) -> Any:
-        value = self._values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise CorruptModelError(f"{self.where}: {name} is missing")
-        return value
-
-
-def _supported(architecture: object) -> str:
-    if architecture not in SUPPORTED_ARCHITECTURES:
+def _supported(architecture: object, known: Collection[str]) -> str:
+    if architecture not in known:
         raise UnsupportedModelError(
-            f"the architecture {architecture!r} is not supported; "
-            f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"the architecture {architecture!r} is not supported; supported: {', '.join(known)}"
         )
     return str(architecture)
 
 
-def _rope_parameters(config: Mapping[str, Any]) -> _Values:
+def _refuse_layer_types(kinds: object) -> None:
+    if kinds is not None and not (isinstance(kinds, list) and {*map(str, kinds)} <= {"full_attention"}):
+        shown = ", ".join(sorted({*map(str, kinds)})) if isinstance(kinds, list) else repr(kinds)
+        raise UnsupportedModelError(
+            f"config.json: layer_types has {shown}, which is not supported; only full_attention is"
+        )
+
+
+def _no_rope_layers(config: Mapping[str, Any], family: Family, num_layers: int) -> frozenset[int]:
+    if family.no_rope_interval is None:
+        return frozenset()
+    rotates = config.get("no_rope_layers")  # its ones are the layers that do
+    if rotates is None:
+        values = CheckedValues(config, "config.json")
+        interval = values.integer("no_rope_layer_interval", family.no_rope_interval)
+        return frozenset(range(interval - 1, num_layers, interval))
+    if not isinstance(rotates, list) or len(rotates) < num_layers:
+        raise CorruptModelError(
+            f"config.json: no_rope_layers must list {num_layers} layers, not be {rotates!r}"
+        )
+    return frozenset(index for index in range(num_layers) if not rotates[index])
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> CheckedValues:
     """Rotary options in one place: transformers 5 has ``rope_parameters``, 4 had two keys."""
     where = "config.json: rotary embedding"
     options = config.get("rope_parameters")
@@ -209,10 +211,10 @@ def _rope_parameters(config: Mapping[str, Any]) -> _Values:
         options = {"rope_theta": config.get("rope_theta")} | (config.get("rope_scaling") or {})
     if any(isinstance(value, Mapping) for value in options.values()):
         raise UnsupportedModelError(f"{where}: parameters that differ between layers are not supported")
-    return _Values(options, where)
+    return CheckedValues(options, where)
 
 
-def _rope_scaling(rope: _Values) -> Llama3RopeScaling | None:
+def _rope_scaling(rope: CheckedValues) -> Llama3RopeScaling | None:
     kind = rope.text("rope_type", "type") or "default"
     if kind == "default":
         return None
@@ -263,13 +265,3 @@ def _token_ids(value: object) -> frozenset[int]:
             f"config.json: eos_token_id must be a token id or a list of them, not {value!r}"
         )
     return frozenset(ids)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CorruptModelError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CorruptModelError(f"{path} is not a JSON object")
-    return value

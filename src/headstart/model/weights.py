@@ -66,9 +66,13 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    if spec.qk_norm:
+        layer |= {"self_attn.q_norm": (spec.head_dim,), "self_attn.k_norm": (spec.head_dim,)}
+    biased = [f"self_attn.{name}_proj" for name in "qkv"] if spec.qkv_bias else []
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
     for index in range(spec.num_layers):
         shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+        shapes |= {f"model.layers.{index}.{name}.bias": layer[name][:1] for name in biased}
     shapes["model.norm.weight"] = (hidden,)
     if not spec.tie_word_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)
