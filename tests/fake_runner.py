@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
 from headstart.cache.index import BlockCopy
@@ -146,12 +146,15 @@ class Bench:
         stop_token_ids: tuple[int, ...] = (),
         salt: str | None = None,
         priority: int = 0,
+        **sampling: Any,
     ) -> Request:
         """Queue a request."""
         request = Request(
             request_id=name,
             cache=CacheRequest(name, prompt, namespace=Namespace(salt=salt)),
-            params=SamplingParams(temperature=0.0, max_tokens=max_tokens, stop_token_ids=stop_token_ids),
+            params=SamplingParams(
+                **{"temperature": 0.0, "max_tokens": max_tokens, "stop_token_ids": stop_token_ids} | sampling
+            ),
             num_prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             arrival_time=0.0,

@@ -143,9 +143,12 @@ def row(
     sample: bool = True,
     params: SamplingParams = GREEDY,
     num_output_tokens: int = 0,
+    token_counts: dict[int, int] | None = None,
 ) -> ScheduledRow:
     """A request's share of a step."""
-    return ScheduledRow(request_id, token_ids, start, block_ids, sample, params, num_output_tokens)
+    return ScheduledRow(
+        request_id, token_ids, start, block_ids, sample, params, num_output_tokens, token_counts
+    )
 
 
 def random_tokens(count: int, *, seed: int, vocab_size: int = 128) -> list[int]:

@@ -129,3 +129,10 @@ def test_a_priority_where_there_are_none_is_refused() -> None:
     with pytest.raises(RequestError, match=r"priority is -3.*--scheduling-policy priority") as caught:
         SMALL_CONTEXT.check([1], SamplingParams(), -3)
     assert caught.value.param == "priority"
+
+
+def test_a_bias_outside_the_vocabulary() -> None:
+    SMALL_CONTEXT.check([1], SamplingParams(logit_bias={0: 1.0, 99: 1.0}))
+    with pytest.raises(RequestError, match=r"logit_bias has token id 100, .*from 0 to 99") as caught:
+        SMALL_CONTEXT.check([1], SamplingParams(logit_bias={100: 1.0}))
+    assert caught.value.param == "logit_bias"

@@ -4,6 +4,7 @@ import io
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,9 +15,8 @@ from rich.console import Console
 from headstart import LLM, Generation, SamplingParams
 from headstart.engine import llm as llm_module
 from headstart.engine.llm import _Job
-from headstart.engine.request import StepPlan, StepResult
+from headstart.engine.request import RequestOutput, StepPlan, StepResult, TokenLogprob
 from headstart.errors import ConfigError, EngineError, ModelNotFoundError, RequestError
-from headstart.text import TextStream
 
 TEXT = "The server keeps the keys and the values of every block of tokens until the memory is wanted."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
@@ -146,9 +146,11 @@ def test_a_stop_string_ends_text_and_tokens(llm: LLM, monkeypatch: pytest.Monkey
 
 def test_tokens_that_came_with_the_end_of_a_stop_string_are_cut(llm: LLM) -> None:
     ids = llm.tokenizer.encode("one two three four")
-    job = _Job([1], TextStream(llm.tokenizer, ["two"]))
-    job.take(ids, 0, None)  # a step may bring several tokens
+    job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0))
+    logprobs = tuple(TokenLogprob(-float(i)) for i in range(len(ids)))
+    job.take(RequestOutput("a", tuple(ids), 0, logprobs=logprobs))  # a step may bring several tokens
     cut = job.result()
+    assert cut.logprobs == list(logprobs[: len(cut.token_ids)])
     assert cut.text == "one "
     assert llm.tokenizer.decode(cut.token_ids).endswith("two")
     assert (cut.token_ids, cut.finish_reason) == (ids[: len(cut.token_ids)], "stop")
@@ -352,3 +354,18 @@ def test_a_bar_is_shown_for_a_batch_on_a_terminal_if_it_is_wanted(
 def test_nothing_is_printed_otherwise(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     llm.generate([TEXT, TEXT], GREEDY)
     assert capfd.readouterr() == ("", "")
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+
+def test_greedy_tokens_are_the_likeliest_and_told_so(llm: LLM) -> None:
+    (plain,) = llm.generate(TEXT, GREEDY)
+    (told,) = llm.generate(TEXT, replace(GREEDY, logprobs=2))
+    assert plain.logprobs is None
+    assert told.token_ids == plain.token_ids
+    assert told.logprobs is not None
+    assert [one.top[0] for one in told.logprobs] == [
+        (token, one.logprob) for token, one in zip(told.token_ids, told.logprobs, strict=True)
+    ]
+    assert all(one.top[1][1] <= one.logprob < 0 for one in told.logprobs)

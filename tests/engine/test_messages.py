@@ -17,7 +17,7 @@ from headstart.engine.messages import (
     Submit,
     ToEngine,
 )
-from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.engine.request import RequestOutput, SamplingParams, TokenLogprob
 
 INFO = EngineInfo(
     model_name="m",
@@ -38,12 +38,24 @@ INFO = EngineInfo(
     weights_bytes=1000,
 )
 PARAMS = SamplingParams(
-    temperature=0, top_p=0.5, top_k=2**31, seed=2**64 - 1, max_tokens=None, stop=("é",), stop_token_ids=(1, 2)
+    temperature=0,
+    top_p=0.5,
+    top_k=2**31,
+    seed=2**64 - 1,
+    max_tokens=None,
+    stop=("é",),
+    stop_token_ids=(1, 2),
+    logit_bias={3: -1.5, 4: 2},
+    min_tokens=3,
+    presence_penalty=1,
+    ignore_eos=True,
+    logprobs=3,
 )
 OUTPUTS = (
     RequestOutput("a", (1, 2), 3),
     RequestOutput("b", finish_reason="error", error="a sentence"),
     RequestOutput("c", (9,), 0, "length"),
+    RequestOutput("d", (9,), 0, logprobs=(TokenLogprob(-1.5, ((9, -1.5), (3, float("-inf")))),)),
 )
 
 

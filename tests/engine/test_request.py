@@ -35,6 +35,14 @@ def test_stop_is_a_string_or_several_in_any_sequence() -> None:
         {"seed": 2**64 - 1},
         {"max_tokens": 1},
         {"max_tokens": None},
+        {"min_p": 1.0},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0},
+        {"repetition_penalty": 0.01},
+        {"logit_bias": {0: -100, 7: 100.0}},
+        {"min_tokens": 16},
+        {"logprobs": 0},
+        {"logprobs": 20},
+        {"min_tokens": 17, "max_tokens": None},
     ],
 )
 def test_what_is_just_allowed(fields: dict[str, Any]) -> None:
@@ -57,6 +65,20 @@ def test_what_is_just_allowed(fields: dict[str, Any]) -> None:
         ("stop", ("a", ""), "non-empty strings"),
         ("seed", 2**64, "an integer of at most 64 bits"),
         ("seed", -(2**63) - 1, "an integer of at most 64 bits"),
+        ("min_p", -0.1, "between 0 and 1"),
+        ("min_p", float("nan"), "between 0 and 1"),
+        ("presence_penalty", 2.1, "between -2 and 2"),
+        ("frequency_penalty", -2.1, "between -2 and 2"),
+        ("frequency_penalty", float("nan"), "between -2 and 2"),
+        ("repetition_penalty", 0.0, "between 0.01 and 100 (1 is off)"),
+        ("repetition_penalty", 1e308, "between 0.01 and 100 (1 is off)"),
+        ("logit_bias", {3: 100.1}, "token ids, each with a number between -100 and 100"),
+        ("logit_bias", {3: float("nan")}, "token ids, each with a number between -100 and 100"),
+        ("logit_bias", {-1: 0.0}, "token ids, each with a number between -100 and 100"),
+        ("logprobs", -1, "between 0 and 20"),
+        ("logprobs", 21, "between 0 and 20"),
+        ("min_tokens", -1, "at least 0 and at most max_tokens"),
+        ("min_tokens", 17, "at least 0 and at most max_tokens"),
     ],
 )
 def test_what_is_not_allowed_is_named_with_what_is(name: str, value: Any, allowed: str) -> None:
@@ -73,6 +95,26 @@ def test_a_request_counts_prompt_and_output_tokens_apart() -> None:
     cache.append(9)
     cache.append(8)
     assert (request.num_tokens, request.num_output_tokens) == (5, 2)
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_tokens_are_counted_for_those_who_ask(name: str) -> None:
+    def request(params: SamplingParams) -> Request:
+        return Request("a", CacheRequest("a", [1, 2, 2]), params, 3, 4, arrival_time=0.0)
+
+    assert request(SamplingParams()).token_counts is None
+    asking = request(SamplingParams(**{name: 0.5}))
+    for token in (9, 2, 9):
+        asking.append(token)
+    assert asking.token_counts == {1: 0, 2: 1, 9: 2}
+    assert asking.cache.token_ids() == [1, 2, 2, 9, 2, 9]
+
+
+def test_a_models_own_end_ends_the_output_unless_ignored() -> None:
+    params = SamplingParams(stop_token_ids=(5, 2), logit_bias={1: 2.0})
+    assert params.ending_at([9, 2]) == SamplingParams(stop_token_ids=(5, 2, 9), logit_bias={1: 2.0})
+    ignoring = SamplingParams(stop_token_ids=(5,), ignore_eos=True)
+    assert ignoring.ending_at([9]) == ignoring
 
 
 def test_requests_are_equal_only_to_themselves() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headstart.engine.request import SamplingParams, ScheduledRow
-from headstart.engine.sampler import Sampler
+from headstart.engine.sampler import NO_CHOICE, Sampler, adjust
 from tests.tiny_llama import GREEDY, row
 
 # Quantiles of chi-square at 1 - 1e-4, by degrees of freedom.
@@ -16,8 +16,10 @@ CHI_SQUARE = {3: 21.1, 4: 23.5, 9: 33.7, 11: 37.4}
 SKEWED = torch.tensor([2.0, -1.0, 0.5, 3.0, 0.0, 1.5, -2.0, 2.5, 1.0, -0.5])
 
 
-def row_of(params: SamplingParams, *, name: str = "r", position: int = 0) -> ScheduledRow:
-    return row(name, [1], [0], params=params, num_output_tokens=position)
+def row_of(
+    params: SamplingParams, *, name: str = "r", position: int = 0, counts: dict[int, int] | None = None
+) -> ScheduledRow:
+    return row(name, [1], [0], params=params, num_output_tokens=position, token_counts=counts)
 
 
 def draws(logits: Tensor, params: SamplingParams, count: int) -> Tensor:
@@ -132,6 +134,8 @@ def mixed_batch() -> tuple[Tensor, list[ScheduledRow]]:
         SamplingParams(seed=6, top_k=50, top_p=0.4),
         SamplingParams(),
         SamplingParams(seed=8, temperature=50.0, top_p=0.95),
+        SamplingParams(seed=9, min_p=0.2),
+        SamplingParams(seed=9, min_p=0.01, top_p=0.9),
     ]
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(4 * len(kinds), 2000, generator=generator) * 3).bfloat16().float()
@@ -219,3 +223,127 @@ def test_a_top_p_too_small_for_float32_leaves_the_likeliest(top_p: float) -> Non
     logits = torch.tensor([[0.0, 5.0, 1.0], [2.0, 1.0, 0.0]])
     params = SamplingParams(temperature=1.0, top_p=top_p)
     assert Sampler(0).sample(logits, [row_of(params), row_of(params)]) == [1, 0]
+
+
+# -- min_p, biases, penalties --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (SamplingParams(min_p=0.2, seed=1), [3, 7, 0, 5]),  # e^-0.5, e^-1 and e^-1.5 of the likeliest
+        (SamplingParams(min_p=0.2, temperature=0.5, seed=1), [3, 7]),  # the temperature comes first
+        (SamplingParams(min_p=0.2, top_k=3, seed=1), [3, 7, 0]),
+        (SamplingParams(min_p=0.2, top_p=0.8, seed=1), [3, 7, 0]),  # a share of what min_p left
+        (SamplingParams(min_p=1.0, seed=1), [3]),
+    ],
+)
+def test_min_p_leaves_the_tokens_near_the_likeliest(params: SamplingParams, kept: list[int]) -> None:
+    expected = torch.zeros(10)
+    expected[kept] = (SKEWED[kept] / params.temperature).softmax(0)
+    assert chi_square(draws(SKEWED, params, 20_000), expected) < CHI_SQUARE[9]
+
+
+COUNTS = {0: 0, 1: 0, 3: 1, 7: 4}  # 0 and 1 stand in the prompt alone
+
+
+@pytest.mark.parametrize(
+    ("params", "changed"),
+    [
+        (SamplingParams(repetition_penalty=2.0), {0: 1.0, 1: -2.0, 3: 1.5, 7: 1.25}),
+        (SamplingParams(repetition_penalty=0.5), {0: 4.0, 1: -0.5, 3: 6.0, 7: 5.0}),
+        (SamplingParams(presence_penalty=1.5), {3: 1.5, 7: 1.0}),
+        (SamplingParams(frequency_penalty=-0.5), {3: 3.5, 7: 4.5}),
+        (
+            SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.25),
+            {0: 1.0, 1: -2.0, 3: 0.25, 7: -0.75},
+        ),
+        (SamplingParams(logit_bias={2: 1.5, 9: -100}), {2: 2.0, 9: -100.5}),
+        (SamplingParams(logit_bias={3: -4}, repetition_penalty=2.0), {0: 1.0, 1: -2.0, 3: -2.0, 7: 1.25}),
+        (SamplingParams(min_tokens=3, stop_token_ids=(4, 8, 4000)), {4: -torch.inf, 8: -torch.inf}),
+    ],
+)
+def test_logits_change_by_the_definition_and_in_the_rows_that_ask_alone(
+    params: SamplingParams, changed: dict[int, float]
+) -> None:
+    expected = SKEWED.clone()
+    for token, value in changed.items():
+        expected[token] = value
+    logits = SKEWED.repeat(3, 1)
+    counts = COUNTS if params.penalizes else None
+    rows = [row_of(SamplingParams(stop_token_ids=(4,))), row_of(params, position=2, counts=counts)]
+    assert adjust(logits, [*rows, row_of(GREEDY)]) == {}
+    torch.testing.assert_close(logits, torch.stack([SKEWED, expected, SKEWED]))
+
+
+def test_a_stop_token_is_possible_from_min_tokens_on() -> None:
+    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(3,))
+    rows = [row_of(params, name=str(position), position=position) for position in range(4)]
+    result = Sampler(0).choose(SKEWED.repeat(4, 1), rows)
+    assert result.sampled == {"0": 7, "1": 7, "2": 3, "3": 3}
+
+
+def test_adjusted_rows_are_chosen_as_if_they_were_alone() -> None:
+    plain, rows = mixed_batch()
+    counts = {5: 0, 17: 3, 1999: 1}
+    asking = [
+        row_of(SamplingParams(seed=1, repetition_penalty=1.3), name="x", counts=counts),
+        row_of(SamplingParams(seed=2, logit_bias={7: 9.0}, top_k=5), name="y"),
+    ]
+    rows = [asking[0], *rows, asking[1]]
+    logits = torch.cat([plain[:1], plain, plain[1:2]])
+    together = Sampler(0).choose(logits.clone(), rows)
+    for i, one in enumerate(rows):
+        alone = Sampler(0).choose(logits[i : i + 1].clone(), [one])
+        assert alone.sampled[one.request_id] == together.sampled[one.request_id]
+
+
+def test_an_impossible_adjustment_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        row_of(GREEDY, name="good"),
+        row_of(SamplingParams(logit_bias={10: 1.0}), name="bad"),
+        row_of(SamplingParams(temperature=0.0, logit_bias={9: 50.0}), name="also good"),
+        row_of(SamplingParams(min_tokens=1, stop_token_ids=tuple(range(10))), name="nothing left"),
+    ]
+    result = Sampler(0).choose(SKEWED.repeat(4, 1), rows)
+    assert result.sampled == {"good": 3, "also good": 9}
+    assert result.failed == {
+        "bad": "the sampling parameters cannot be applied: token id 10 is outside the vocabulary of 10",
+        "nothing left": NO_CHOICE,
+    }
+    assert "request bad" in caplog.text
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+
+def test_logprobs_are_of_the_models_own_logits_for_those_who_ask() -> None:
+    wild = {"temperature": 3.0, "top_k": 2, "presence_penalty": 2.0, "logit_bias": {1: 100.0}}
+    rows = [
+        row_of(SamplingParams(logprobs=3, **wild), name="wild", counts=COUNTS),
+        row_of(GREEDY, name="plain"),
+        row_of(SamplingParams(temperature=0.0, logprobs=0), name="alone"),
+        row_of(SamplingParams(logprobs=20, seed=1), name="all"),
+    ]
+    result = Sampler(0).choose(SKEWED.repeat(4, 1), rows)
+    expected = SKEWED.double().log_softmax(0)
+    assert set(result.logprobs) == {"wild", "alone", "all"}
+    assert result.sampled["wild"] == 1
+    for name, told in result.logprobs.items():
+        assert told.logprob == pytest.approx(float(expected[result.sampled[name]]), abs=1e-6)
+        assert [value for _, value in told.top] == pytest.approx(
+            expected.sort(descending=True)[0][: len(told.top)]
+        )
+    assert [token for token, _ in result.logprobs["wild"].top] == [3, 7, 0]
+    assert result.logprobs["alone"].top == ()
+    assert len(result.logprobs["all"].top) == 10
+
+
+def test_a_failed_row_has_no_logprobs_and_spoils_none() -> None:
+    logits = SKEWED.repeat(2, 1)
+    logits[0, 4] = torch.nan
+    params = SamplingParams(temperature=0.0, logprobs=1)
+    result = Sampler(0).choose(logits, [row_of(params, name="bad"), row_of(params, name="good")])
+    assert set(result.failed) == {"bad"}
+    assert set(result.logprobs) == {"good"}
+    assert result.logprobs["good"].top[0] == (3, result.logprobs["good"].logprob)

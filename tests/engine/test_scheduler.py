@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from headstart.cache import BlockCopy
@@ -454,3 +456,25 @@ def test_the_least_urgent_gives_way() -> None:
         preempted += [request.request_id for request in bench.scheduler.waiting if request.num_preemptions]
     assert set(preempted) == {"low"}
     assert len(bench.outputs["low"]) == len(bench.outputs["high"]) == 12
+
+
+def test_token_counts_are_those_of_all_tokens_so_far_whatever_happened() -> None:
+    bench = Bench(num_blocks=9, vocab_size=3)
+    for name in "abc":
+        bench.add(name, [1, 7, int(name, 16)], 20, presence_penalty=1.0)
+    bench.add("plain", [1, 2], 2)
+    while bench.scheduler.has_work:
+        plan = bench.plan()
+        if bench.scheduler.num_preemptions == 2 and plan.rows and bench.runner.failure is None:
+            bench.rollback(plan)
+            plan = bench.plan()
+        for row in plan.rows:
+            if row.request_id == "plain":
+                assert row.token_counts is None
+            else:
+                output = bench.outputs[row.request_id]
+                prompt = (1, 7, int(row.request_id, 16))
+                assert row.token_counts == dict.fromkeys(prompt, 0) | Counter(output)
+        bench.commit(plan)
+    assert bench.scheduler.num_preemptions > 2
+    assert [len(bench.outputs[name]) for name in "abc"] == [20, 20, 20]

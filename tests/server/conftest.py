@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from starlette.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers
 
 from headstart.engine.messages import EngineInfo, EngineStats
-from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
 from headstart.errors import EngineDeadError, RequestError
 from headstart.server.app import build_app
 from headstart.text import ChatTemplate, Tokenizer
@@ -122,8 +123,9 @@ class FakeEngine:
                     return
                 stop = token in params.stop_token_ids
                 ended = stop or number == limit
+                reason: FinishReason | None = "stop" if stop else "length" if number == limit else None
                 yield RequestOutput(
-                    request_id, (token,), cached, "stop" if stop else "length" if number == limit else None
+                    request_id, (token,), cached, reason, None, _logprobs(token, number, params)
                 )
         finally:
             self.running.discard(request_id)
@@ -143,6 +145,13 @@ class FakeEngine:
             prefix_cache_queries=self.stats.prefix_cache_queries + prompt,
             prefix_cache_hits=self.stats.prefix_cache_hits + cached,
         )
+
+
+def _logprobs(token: int, number: int, params: SamplingParams) -> tuple[TokenLogprob, ...]:
+    if params.logprobs is None:
+        return ()
+    top = ((33, -0.25), (token, -float(number)), (34, -math.inf))
+    return (TokenLogprob(-float(number), top[: params.logprobs]),)
 
 
 def replace_stats(stats: EngineStats, **changes: Any) -> EngineStats:

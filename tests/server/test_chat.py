@@ -127,6 +127,14 @@ def test_fields_reach_the_engine(client: TestClient, engine: Any) -> None:
     assert set(params.stop_token_ids) == engine.tokenizer.eos_token_ids
 
 
+def test_biases_and_penalties_reach_the_engine(client: TestClient, engine: Any) -> None:
+    fields = {"min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
+    ask(client, **fields, logit_bias={"7": -100, "8": 2.5}, min_tokens=2, ignore_eos=True)
+    _, params, _ = engine.submitted[-1]
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert (params.logit_bias, params.min_tokens, params.ignore_eos) == ({7: -100, 8: 2.5}, 2, True)
+
+
 def test_defaults_are_those_of_vllm(client: TestClient, engine: Any) -> None:
     ask(client)
     _, params, salt = engine.submitted[-1]
@@ -172,3 +180,33 @@ def test_the_template_gets_what_was_asked(client: TestClient, engine: Any) -> No
 def test_the_model_may_be_left_out(client: TestClient) -> None:
     reply = client.post(URL, json={"messages": MESSAGES}).json()
     assert reply["model"] == "fake/model"
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+
+def test_logprobs_have_openais_shape_and_leave_the_end_token_out(client: TestClient, engine: Any) -> None:
+    engine.answer = "é"  # two tokens, neither of them a character
+    other = {"token": engine.tokenizer.decode([33]), "logprob": -0.25}
+    other["bytes"] = list(other["token"].encode())
+    own = {"token": "\ufffd", "logprob": -1.0, "bytes": [0xC3]}
+    second = {"token": "\ufffd", "logprob": -2.0, "bytes": [0xA9]}
+    expected = [own | {"top_logprobs": [other, own]}, second | {"top_logprobs": [other, second]}]
+    choice = ask(client, logprobs=True, top_logprobs=2)["choices"][0]
+    assert choice["message"]["content"] == "é"
+    assert choice["logprobs"] == {"content": expected, "refusal": None}
+    chunks = stream(client, logprobs=True, top_logprobs=2)[:-1]
+    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [entry for one in told if one for entry in one["content"]] == expected
+
+
+def test_logprobs_without_alternatives_and_none_unasked(client: TestClient) -> None:
+    (content,) = ask(client, logprobs=True, max_tokens=1)["choices"][0]["logprobs"]["content"]
+    assert (content["token"], content["logprob"], content["top_logprobs"]) == ("f", -1.0, [])
+    for fields in ({}, {"logprobs": False}, {"logprobs": False, "top_logprobs": 0}):
+        assert ask(client, **fields)["choices"][0]["logprobs"] is None
+
+
+def test_the_logarithm_of_zero_can_be_told(client: TestClient) -> None:
+    (content,) = ask(client, logprobs=True, top_logprobs=3, max_tokens=1)["choices"][0]["logprobs"]["content"]
+    assert [top["logprob"] for top in content["top_logprobs"]] == [-0.25, -1.0, -9999.0]

@@ -107,3 +107,31 @@ def test_prompts_after_a_bad_one_leave_nothing_running(client: TestClient, engin
     response = client.post(URL, json={"prompt": [[1, 2], [3, 4], [999]]})
     assert response.status_code == 400
     assert not engine.running
+
+
+def test_logprobs_have_openais_shape(client: TestClient, engine: Any) -> None:
+    engine.answer = "aéb"
+    choice = complete(client, "hello", logprobs=1)["choices"][0]
+    other = engine.tokenizer.decode([33])
+    assert choice["text"] == "aéb"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "\ufffd", "\ufffd", "b"],
+        "token_logprobs": [-1.0, -2.0, -3.0, -4.0],
+        "text_offset": [0, 1, 1, 2],
+        "top_logprobs": [
+            {"a": -1.0, other: -0.25},
+            {"\ufffd": -2.0, other: -0.25},
+            {"\ufffd": -3.0, other: -0.25},
+            {"b": -4.0, other: -0.25},
+        ],
+    }
+    told = [chunk["choices"][0]["logprobs"] for chunk in stream(client, "hello", logprobs=1)]
+    for name, whole in choice["logprobs"].items():
+        assert [entry for one in told if one for entry in one[name]] == whole
+
+
+def test_logprobs_end_with_the_stop_string(client: TestClient) -> None:
+    choice = complete(client, "hello", logprobs=0, stop=", t")["choices"][0]
+    assert "".join(choice["logprobs"]["tokens"]) == "fine, t"
+    assert choice["logprobs"]["top_logprobs"][0] == {"f": -1.0}
+    assert complete(client, "hello")["choices"][0]["logprobs"] is None

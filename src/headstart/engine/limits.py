@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headstart.engine.request import SamplingParams
@@ -37,6 +37,7 @@ class Limits:
                 code="invalid_value",
             )
         self._check_vocabulary(prompt_token_ids)
+        self._check_bias(params.logit_bias)
         room = self.max_model_len - prompt
         if room < 1:
             raise RequestError(
@@ -64,6 +65,16 @@ class Limits:
                 code="kv_cache_exceeded",
             )
         return params.max_tokens if params.max_tokens is not None else min(room, pool)
+
+    def _check_bias(self, bias: Mapping[int, float]) -> None:
+        outside = [token for token in bias if not 0 <= token < self.vocab_size]
+        if outside:
+            raise RequestError(
+                f"logit_bias has token id {outside[0]}, which is outside the vocabulary: "
+                f"ids go from 0 to {self.vocab_size - 1}",
+                param="logit_bias",
+                code="invalid_value",
+            )
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         if min(token_ids) >= 0 and max(token_ids) < self.vocab_size:

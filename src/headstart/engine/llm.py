@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headstart.config import EngineConfig
 from headstart.engine.build import build_engine
-from headstart.engine.request import FinishReason, SamplingParams
+from headstart.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
 from headstart.errors import EngineError, RequestError
 from headstart.model.source import resolve
 from headstart.text import ChatTemplate, TextStream, Tokenizer
@@ -29,7 +29,7 @@ class Generation:
 
     ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
     one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
-    the others were computed.
+    the others were computed.  ``logprobs``, if asked for, has an entry for each of ``token_ids``.
     """
 
     prompt_token_ids: list[int]
@@ -37,6 +37,7 @@ class Generation:
     token_ids: list[int]
     num_cached_tokens: int
     finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | None = None
 
 
 class LLM:
@@ -71,7 +72,7 @@ class LLM:
         then, and after Ctrl-C, nothing of the call is left in the engine but what it cached.
         """
         params = sampling_params or SamplingParams()
-        with_eos = _stop_at(params, self.tokenizer.eos_token_ids)
+        in_engine = replace(params.ending_at(self.tokenizer.eos_token_ids), stop=())  # it has no text
         prompt_ids = []
         for index, prompt in enumerate(_as_list(prompts)):
             with _about_prompt(index):
@@ -81,8 +82,8 @@ class LLM:
             for index, token_ids in enumerate(prompt_ids):
                 request_id = f"llm-{next(self._ids)}"
                 with _about_prompt(index), _undisturbed():
-                    self._core.add_request(request_id, token_ids, with_eos, cache_salt=cache_salt)
-                    jobs[request_id] = _Job(token_ids, TextStream(self.tokenizer, params.stop))
+                    self._core.add_request(request_id, token_ids, in_engine, cache_salt=cache_salt)
+                    jobs[request_id] = _Job(token_ids, self.tokenizer, params)
             self._run(jobs, progress=progress)
         finally:
             with _undisturbed():
@@ -130,7 +131,7 @@ class LLM:
                         if output.error is not None:
                             raise EngineError(output.error)
                         job = jobs[output.request_id]
-                        job.take(output.token_ids, output.num_cached_tokens, output.finish_reason)
+                        job.take(output)
                         if job.text.stopped and output.finish_reason is None:  # by a stop string
                             self._core.abort(output.request_id)
                         tokens += len(output.token_ids)
@@ -143,24 +144,30 @@ class LLM:
 class _Job:
     """One prompt on its way through `LLM.generate`."""
 
-    def __init__(self, prompt_token_ids: list[int], text: TextStream) -> None:
-        self.text = text
+    def __init__(self, prompt_token_ids: list[int], tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.text = TextStream(tokenizer, params.stop)
+        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.finish_reason: FinishReason | None = None
         self._prompt_token_ids = prompt_token_ids
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._num_cached_tokens = 0
 
-    def take(self, token_ids: Sequence[int], num_cached_tokens: int, reason: FinishReason | None) -> None:
+    def take(self, output: RequestOutput) -> None:
         """Add what a step brought."""
+        token_ids, reason = output.token_ids, output.finish_reason
         self._token_ids.extend(token_ids)
-        self._num_cached_tokens = num_cached_tokens
+        self._num_cached_tokens = output.num_cached_tokens
+        if self._logprobs is not None:
+            self._logprobs.extend(output.logprobs)
         self._pieces.append(self.text.push(token_ids[:-1] if reason == "stop" else token_ids))
         if reason is not None:
             self._pieces.append(self.text.finish())
         if self.text.stopped:
             reason = "stop"
             del self._token_ids[self.text.num_tokens :]
+            if self._logprobs is not None:
+                del self._logprobs[self.text.num_tokens :]
         self.finish_reason = reason
 
     def result(self) -> Generation:
@@ -172,6 +179,7 @@ class _Job:
             self._token_ids,
             self._num_cached_tokens,
             self.finish_reason,
+            self._logprobs,
         )
 
 
@@ -201,18 +209,6 @@ def _about_prompt(index: int) -> Iterator[None]:
         yield
     except RequestError as error:
         raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
-
-
-def _stop_at(params: SamplingParams, eos: frozenset[int]) -> SamplingParams:
-    stop = tuple(sorted(eos.union(params.stop_token_ids)))
-    return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        stop_token_ids=stop,
-    )
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

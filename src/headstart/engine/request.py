@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headstart.cache import BlockCopy, CacheRequest
 from headstart.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+MAX_LOGPROBS = 20
+"""The most alternatives that are told for a token, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next tokens are chosen and when to stop.  Names and defaults are vLLM's.
 
-    ``temperature`` 0 is greedy.  ``top_k`` 0 or -1 and ``top_p`` 1.0 are off.  ``max_tokens`` ``None`` is
-    as many as fit.  ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the
-    output and are part of its token ids.  A request with a ``seed`` gives the same tokens again.
+    ``temperature`` 0 is greedy.  ``top_k`` 0 or -1, ``top_p`` 1.0 and ``min_p`` 0.0 are off; ``min_p`` is a
+    share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit.  ``stop`` strings end
+    the text and are not part of it; ``stop_token_ids`` end the output and are part of its token ids; none of
+    them is chosen among the first ``min_tokens``.  ``ignore_eos`` goes on where the model would end.  A
+    request with a ``seed`` gives the same tokens again.
+
+    ``logit_bias`` is added to the logits of its token ids.  Then ``repetition_penalty`` divides the positive
+    logits of tokens that the prompt or the output has, and multiplies the negative ones;
+    ``frequency_penalty`` is taken off for each time that a token was generated, ``presence_penalty`` once.
+
+    ``logprobs`` asks for the log-probability of each generated token and for so many of the likeliest tokens
+    in its place, as the model gave them: before biases, penalties and the temperature.
 
     Raises ``RequestError`` that names the field and what is allowed.
     """
@@ -30,6 +42,14 @@ class SamplingParams:
     max_tokens: int | None = 16
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict, hash=False)
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -48,6 +68,41 @@ class SamplingParams:
         self._demand(
             "seed", self.seed is None or -(2**63) <= self.seed < 2**64, "an integer of at most 64 bits"
         )
+        self._demand("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1")
+        self._demand("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2")
+        self._demand("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
+        self._demand(
+            "repetition_penalty", 0.01 <= self.repetition_penalty <= 100.0, "between 0.01 and 100 (1 is off)"
+        )
+        self._demand(
+            "logit_bias",
+            all(token >= 0 and -100.0 <= bias <= 100.0 for token, bias in self.logit_bias.items()),
+            "token ids, each with a number between -100 and 100",
+        )
+        self._demand(
+            "logprobs",
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            f"between 0 and {MAX_LOGPROBS}",
+        )
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        self._demand("min_tokens", 0 <= self.min_tokens <= most, "at least 0 and at most max_tokens")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the choice depends on the tokens so far."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits are changed, other than by the temperature, before a token is chosen."""
+        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
+
+    def ending_at(self, eos_token_ids: Iterable[int]) -> SamplingParams:
+        """The same, stopping at the ids with which a model ends its answers unless `ignore_eos`."""
+        if self.ignore_eos:
+            return self
+        stop = dict.fromkeys((*self.stop_token_ids, *sorted(eos_token_ids)))
+        return replace(self, stop_token_ids=tuple(stop))
 
     def _demand(self, name: str, condition: bool, allowed: str) -> None:
         if not condition:
@@ -75,6 +130,18 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # at the first admission; None before it
     num_preemptions: int = 0
+    token_counts: dict[int, int] | None = None
+    """How often each token was generated, 0 for those that only the prompt has; None if nobody asks."""
+
+    def __post_init__(self) -> None:
+        if self.params.penalizes:
+            self.token_counts = dict.fromkeys(self.cache.token_ids(), 0)
+
+    def append(self, token: int) -> None:
+        """Take in a generated token."""
+        self.cache.append(token)
+        if self.token_counts is not None:
+            self.token_counts[token] = self.token_counts.get(token, 0) + 1
 
     @property
     def num_tokens(self) -> int:
@@ -97,7 +164,8 @@ class ScheduledRow:
     """One request's share of a step: ``token_ids`` at positions ``start …`` are to be computed.
 
     ``block_ids`` is the whole block table after this step's grant, to be read only and only during
-    the step.  ``sample`` asks for the token after the last one.
+    the step.  ``sample`` asks for the token after the last one.  ``token_counts`` are the request's
+    own, to be read only.
     """
 
     request_id: str
@@ -107,6 +175,7 @@ class ScheduledRow:
     sample: bool
     params: SamplingParams
     num_output_tokens: int
+    token_counts: dict[int, int] | None = None
 
     @property
     def is_decoding(self) -> bool:
@@ -128,19 +197,29 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A generated token's log-probability, and the likeliest tokens in its place with theirs, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """By request id: a sampled token for each row that asked for one, or the sentence why there is none."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    logprobs: dict[str, TokenLogprob] = field(default_factory=dict)  # of the rows that asked
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step brought for one request."""
+    """What one step brought for one request; ``logprobs``, if it asked, are one for each token."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()

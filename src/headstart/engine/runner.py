@@ -16,8 +16,6 @@ from headstart.model.batch import ForwardBatch, SequenceSpan
 from headstart.model.kv_pool import KVPool
 from headstart.model.llama import LlamaModel
 
-NO_CHOICE = "the model's output for this request is not a number, so no token can be chosen"
-
 
 class Runner:
     """Computes steps with one model over one pool."""
@@ -38,13 +36,7 @@ class Runner:
         if not plan.rows:
             return StepResult()
         rows = [row for row in plan.rows if row.sample]
-        result = StepResult()
-        for row, token in zip(rows, self._sampler.sample(self.forward(plan), rows), strict=True):
-            if token is None:
-                result.failed[row.request_id] = NO_CHOICE
-            else:
-                result.sampled[row.request_id] = token
-        return result
+        return self._sampler.choose(self.forward(plan), rows)
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Logits [rows that sample, vocab_size] in float32, of the last token of each such row, in order.

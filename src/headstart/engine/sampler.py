@@ -7,12 +7,18 @@ rows.  The number is a hash, not the state of a generator: preemption and restar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from headstart.engine.request import SamplingParams, ScheduledRow
+from headstart.engine.request import MAX_LOGPROBS, SamplingParams, ScheduledRow, StepResult, TokenLogprob
+
+logger = logging.getLogger(__name__)
+
+NO_CHOICE = "the model's output for this request is not a number, so no token can be chosen"
 
 # Candidates looked at first where top_k or top_p narrow the choice: sorting a whole vocabulary costs
 # eight times as much, and seldom finds more.  A constant, so that ties fall alike in every batch.
@@ -24,6 +30,29 @@ class Sampler:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+
+    def choose(self, logits: Tensor, rows: Sequence[ScheduledRow]) -> StepResult:
+        """A token, or why there is none, for each row of ``logits`` [R, vocab_size] (float32).
+
+        Row i belongs to ``rows[i]``.  Changes the logits of rows that ask for it in place.
+        """
+        asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+        unmodified = logits[asking] if asking else None
+        result = StepResult(failed=adjust(logits, rows))
+        for row, token in zip(rows, self.sample(logits, rows), strict=True):
+            if row.request_id in result.failed:
+                continue
+            if token is None:
+                result.failed[row.request_id] = NO_CHOICE
+            else:
+                result.sampled[row.request_id] = token
+        if unmodified is not None:
+            chosen = {i: result.sampled.get(rows[i].request_id) for i in asking}
+            for i, told in zip(asking, _logprobs(unmodified, list(chosen.values())), strict=True):
+                if chosen[i] is not None:
+                    wanted = rows[i].params.logprobs
+                    result.logprobs[rows[i].request_id] = TokenLogprob(told.logprob, told.top[:wanted])
+        return result
 
     def sample(self, logits: Tensor, rows: Sequence[ScheduledRow]) -> list[int | None]:
         """One token for each row of ``logits`` [R, vocab_size] (float32); row i belongs to ``rows[i]``.
@@ -45,6 +74,9 @@ class Sampler:
                 heat.clamp_(min=torch.finfo(heat.dtype).tiny)  # 1e-300 is allowed, and 0 in float32
                 # Shifted before it is divided: a tiny temperature must not overflow.
                 scaled = (logits[where] - highest[where, None]) / heat
+                if any(row.params.min_p > 0.0 for row in some):
+                    least = [math.log(row.params.min_p) if row.params.min_p else -math.inf for row in some]
+                    scaled.masked_fill_(scaled < logits.new_tensor(least)[:, None], -math.inf)
                 numbers = logits.new_tensor([self._number(row) for row in some])[:, None]
                 tokens[where] = draw(scaled, numbers, [row.params for row in some])
         return [token if ok else None for token, ok in zip(tokens.tolist(), possible, strict=True)]
@@ -55,6 +87,60 @@ class Sampler:
         source = f"engine {self._seed} {row.request_id}" if seed is None else f"request {seed}"
         digest = hashlib.blake2b(f"{source} {row.num_output_tokens}".encode(), digest_size=3).digest()
         return int.from_bytes(digest, "little") / 2**24
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int | None]) -> list[TokenLogprob]:
+    """What ``logits`` [R, V] say of one token each (for None, of any), with `MAX_LOGPROBS` alternatives."""
+    logprobs = logits.log_softmax(dim=-1)
+    where = torch.tensor([token or 0 for token in tokens], device=logits.device)
+    own = logprobs.gather(1, where[:, None])[:, 0].tolist()
+    # As many for all, so that ties fall alike in every batch.
+    values, ids = logprobs.topk(min(MAX_LOGPROBS, logits.shape[1]), dim=-1)
+    return [
+        TokenLogprob(logprob, tuple(zip(best, highest, strict=True)))
+        for logprob, best, highest in zip(own, ids.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def adjust(logits: Tensor, rows: Sequence[ScheduledRow]) -> dict[str, str]:
+    """Apply biases, penalties and ``min_tokens``, in place, to ``logits`` [R, vocab_size] of rows that ask.
+
+    Returns, by request id, why a row could not be adjusted; its logits then mean nothing.
+    """
+    failed: dict[str, str] = {}
+    for values, row in zip(logits, rows, strict=True) if any(r.params.adjusts_logits for r in rows) else ():
+        if not row.params.adjusts_logits:
+            continue
+        try:
+            _adjust_row(values, row)
+        except Exception as error:  # one request's parameters are no reason to end the others
+            logger.exception("the logits of request %s cannot be adjusted", row.request_id)
+            failed[row.request_id] = f"the sampling parameters cannot be applied: {error}"
+    return failed
+
+
+def _adjust_row(values: Tensor, row: ScheduledRow) -> None:
+    params = row.params
+    if row.num_output_tokens < params.min_tokens:
+        stops = [token for token in params.stop_token_ids if 0 <= token < len(values)]
+        values[_ids(stops, values)] = -math.inf
+    if params.logit_bias:
+        values[_ids(params.logit_bias, values)] += values.new_tensor(list(params.logit_bias.values()))
+    if row.token_counts:
+        seen = _ids(row.token_counts, values)
+        counts = values.new_tensor(list(row.token_counts.values()))
+        some = values[seen]
+        some = torch.where(some > 0, some / params.repetition_penalty, some * params.repetition_penalty)
+        some -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        values[seen] = some
+
+
+def _ids(token_ids: Collection[int], values: Tensor) -> Tensor:
+    """Indices into ``values``; checked here, because a GPU would end the process over a wrong one."""
+    outside = [token for token in token_ids if not 0 <= token < len(values)]
+    if outside:
+        raise IndexError(f"token id {outside[0]} is outside the vocabulary of {len(values)}")
+    return torch.tensor(list(token_ids), dtype=torch.int64, device=values.device)
 
 
 def _narrows(params: SamplingParams) -> bool:

@@ -22,7 +22,15 @@ from bisect import insort
 from headstart.cache import BlockCopy, KVCacheManager
 from headstart.config import SchedulerConfig
 from headstart.engine.budget import AdaptiveBudget, FixedBudget, TokenBudget
-from headstart.engine.request import FinishReason, Request, RequestOutput, ScheduledRow, StepPlan, StepResult
+from headstart.engine.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
 from headstart.engine.waiting import WaitingQueue
 from headstart.errors import RequestError
 
@@ -153,6 +161,7 @@ class Scheduler:
             sample=start + count == request.num_tokens,
             params=request.params,
             num_output_tokens=request.num_output_tokens,
+            token_counts=request.token_counts,
         )
 
     # -- the end of a step -----------------------------------------------------------------------
@@ -173,15 +182,16 @@ class Scheduler:
                 continue
             error = result.failed.get(row.request_id)
             if error is not None:
-                outputs.append(self._finish(request, "error", error=error))
+                outputs.append(self._fail(request, error))
                 continue
             token = result.sampled[row.request_id]
-            request.cache.append(token)
+            request.append(token)
             reason = self._finish_reason(request, token)
-            if reason is None:
-                outputs.append(self._output(request, (token,)))
-            else:
-                outputs.append(self._finish(request, reason, (token,)))
+            if reason is not None:
+                self._remove(request)
+            logprob = result.logprobs.get(row.request_id)
+            logprobs = () if logprob is None else (logprob,)
+            outputs.append(self._output(request, (token,), reason, logprobs=logprobs))
         return outputs
 
     def rollback(self) -> None:
@@ -198,7 +208,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[RequestOutput]:
         """The step broke: roll it back and end the requests that had a row in it."""
         self.rollback()
-        return [self._finish(self._requests[row.request_id], "error", error=error) for row in plan.rows]
+        return [self._fail(self._requests[row.request_id], error) for row in plan.rows]
 
     @staticmethod
     def _finish_reason(request: Request, token: int) -> FinishReason | None:
@@ -208,15 +218,9 @@ class Scheduler:
             return "length"
         return None
 
-    def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        token_ids: tuple[int, ...] = (),
-        error: str | None = None,
-    ) -> RequestOutput:
+    def _fail(self, request: Request, error: str) -> RequestOutput:
         self._remove(request)
-        return self._output(request, token_ids, reason, error)
+        return self._output(request, (), "error", error)
 
     @staticmethod
     def _output(
@@ -224,8 +228,10 @@ class Scheduler:
         token_ids: tuple[int, ...],
         reason: FinishReason | None = None,
         error: str | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
     ) -> RequestOutput:
-        return RequestOutput(request.request_id, token_ids, request.num_cached_tokens or 0, reason, error)
+        cached = request.num_cached_tokens or 0
+        return RequestOutput(request.request_id, token_ids, cached, reason, error, logprobs)
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]

@@ -14,10 +14,12 @@ from headstart.engine.request import FinishReason
 from headstart.errors import RequestError
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, usage_of
+from headstart.server.logprobs import for_chat
 from headstart.server.protocol import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
+    ChatLogprobs,
     ChatReply,
     ChatRequest,
     Delta,
@@ -85,12 +87,14 @@ async def _whole(front: Front, ticket: Ticket, generation: Generation) -> ChatRe
     assert finish_reason is not None
     text = "".join(piece.text for piece in collected)
     message = ReplyMessage(role="assistant", content=text, refusal=None)
+    tokens = [token for piece in collected for token in piece.tokens]
+    told = for_chat(tokens) if generation.tells_logprobs else None
     return ChatReply(
         id=ticket.id,
         object="chat.completion",
         created=ticket.created,
         model=front.model,
-        choices=[ChatChoice(index=0, message=message, logprobs=None, finish_reason=finish_reason)],
+        choices=[ChatChoice(index=0, message=message, logprobs=told, finish_reason=finish_reason)],
         usage=usage_of([generation]),
     )
 
@@ -107,8 +111,10 @@ async def _chunks(
     }
     no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
 
-    def chunk(delta: Delta, finish_reason: FinishReason | None = None) -> ChatChunk:
-        choice = ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=finish_reason)
+    def chunk(
+        delta: Delta, finish_reason: FinishReason | None = None, logprobs: ChatLogprobs | None = None
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return ChatChunk(**head, choices=[choice], **no_usage_yet)
 
     role_sent = False
@@ -117,8 +123,9 @@ async def _chunks(
             if not role_sent:
                 yield chunk(Delta(role="assistant", content=""))
                 role_sent = True
-            if piece.text:
-                yield chunk(Delta(content=piece.text))
+            if piece.text or piece.tokens:
+                told = for_chat(piece.tokens) if piece.tokens else None
+                yield chunk(Delta(content=piece.text), logprobs=told)
             if piece.finish_reason:
                 yield chunk(Delta(), piece.finish_reason)
     if include_usage:

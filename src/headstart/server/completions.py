@@ -11,9 +11,10 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.engine.request import FinishReason, SamplingParams
+from headstart.engine.request import SamplingParams
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, Piece, merged, usage_of
+from headstart.server.logprobs import for_completion
 from headstart.server.protocol import (
     COMPLETION_MAX_TOKENS,
     CompletionChoice,
@@ -61,13 +62,19 @@ def _fitting(
 
 async def _whole(front: Front, ticket: Ticket, generations: Sequence[Generation]) -> CompletionReply:
     collected: list[list[Piece]] = [[] for _ in generations]
-    async with aclosing(merged(generations)) as pieces:
-        async for piece in pieces:
+    async with aclosing(merged(generations)) as arriving:
+        async for piece in arriving:
             collected[piece.index].append(piece)
-    choices = [
-        _choice(index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason)
-        for index, pieces in enumerate(collected)
-    ]
+    choices = []
+    for generation, pieces in zip(generations, collected, strict=True):
+        tokens = [token for piece in pieces for token in piece.tokens]
+        choice = CompletionChoice(
+            index=generation.index,
+            text="".join(piece.text for piece in pieces),
+            logprobs=for_completion(tokens) if generation.tells_logprobs else None,
+            finish_reason=pieces[-1].finish_reason,
+        )
+        choices.append(choice)
     return CompletionReply(**_head(front, ticket), choices=choices, usage=usage_of(generations))
 
 
@@ -79,15 +86,16 @@ async def _chunks(
     no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
     async with aclosing(merged(generations)) as pieces:
         async for piece in pieces:
-            if piece.text or piece.finish_reason:
-                choice = _choice(piece.index, piece.text, piece.finish_reason)
+            if piece.text or piece.tokens or piece.finish_reason:
+                choice = CompletionChoice(
+                    index=piece.index,
+                    text=piece.text,
+                    logprobs=for_completion(piece.tokens) if piece.tokens else None,
+                    finish_reason=piece.finish_reason,
+                )
                 yield CompletionReply(**head, choices=[choice], **no_usage_yet)
     if include_usage:
         yield CompletionReply(**head, choices=[], usage=usage_of(generations))
-
-
-def _choice(index: int, text: str, finish_reason: FinishReason | None) -> CompletionChoice:
-    return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=finish_reason)
 
 
 def _head(front: Front, ticket: Ticket) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from headstart.errors import RequestError
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics, RequestTimer
 from headstart.server.protocol import GenerationRequest
-from headstart.text import ChatTemplate, TextStream, Tokenizer
+from headstart.text import ChatTemplate, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
 # ones the thread costs more than it saves.
@@ -105,7 +105,8 @@ class Front:
             raise
         return Generation(
             outputs,
-            TextStream(self.tokenizer, params.stop),
+            self.tokenizer,
+            params,
             RequestTimer(self.metrics, ticket.arrived),
             num_prompt_tokens=len(prompt),
             index=index,

@@ -7,20 +7,26 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from headstart.engine.request import FinishReason, RequestOutput
+from headstart.engine.request import FinishReason, RequestOutput, SamplingParams
 from headstart.errors import EngineError
+from headstart.server.logprobs import SpelledToken, Speller
 from headstart.server.metrics import RequestTimer
 from headstart.server.protocol import PromptTokensDetails, Usage
-from headstart.text import TextStream
+from headstart.text import TextStream, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that one step settled; the last piece of a generation has a ``finish_reason``."""
+    """Text that one step settled; the last piece of a generation has a ``finish_reason``.
+
+    ``tokens`` are those of the step, if log-probabilities were asked for; an end token that is no text is
+    not among them.
+    """
 
     index: int
     text: str
     finish_reason: FinishReason | None
+    tokens: tuple[SpelledToken, ...] = ()
 
 
 class Generation:
@@ -33,17 +39,21 @@ class Generation:
     def __init__(
         self,
         outputs: AsyncGenerator[RequestOutput, None],
-        text: TextStream,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
         timer: RequestTimer,
         *,
         num_prompt_tokens: int,
         index: int,
     ) -> None:
         self.index = index
+        self.tells_logprobs = params.logprobs is not None
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_tokens = 0
         self._outputs = outputs
-        self._text = text
+        self._text = TextStream(tokenizer, params.stop)
+        self._tokenizer = tokenizer
+        self._speller = Speller(tokenizer)
         self._timer = timer
 
     @property
@@ -74,10 +84,15 @@ class Generation:
             self._timer.end(ended)
 
     def _settle(self, output: RequestOutput) -> Piece:
+        before = self._text.num_tokens
         text = self._text.push(output.token_ids)
+        shown = output.token_ids[: self._text.num_tokens - before]
+        if shown and output.finish_reason == "stop" and self._tokenizer.is_special(shown[-1]):
+            shown = shown[:-1]
         if output.finish_reason:
             text += self._text.finish()
-        return Piece(self.index, text, "stop" if self._text.stopped else output.finish_reason)
+        reason = "stop" if self._text.stopped else output.finish_reason
+        return Piece(self.index, text, reason, self._speller.spell(shown, output.logprobs))
 
 
 async def merged(generations: Sequence[Generation]) -> AsyncGenerator[Piece, None]:

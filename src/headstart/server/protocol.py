@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from headstart.engine.request import FinishReason, SamplingParams
+from headstart.engine.request import MAX_LOGPROBS, FinishReason, SamplingParams
 from headstart.errors import RequestError
 
 MAX_PROMPTS = 1024
@@ -32,6 +32,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
+MAX_BIASES = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -79,6 +80,11 @@ _Count = Annotated[
     int | None, Field(strict=True, ge=-(2**31), lt=2**31), must_be("an integer below 2147483648")
 ]
 _Limit = Annotated[int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1")]
+_Natural = Annotated[int | None, Field(strict=True, ge=0, lt=2**31), must_be("an integer of at least 0")]
+_LogitBias = Annotated[
+    Annotated[dict[int, Annotated[float, Field(strict=True)]], Field(max_length=MAX_BIASES)] | None,
+    must_be(f"an object of at most {MAX_BIASES} token ids, each with a number"),
+]
 _Number = Annotated[float | None, Field(strict=True), must_be("a number")]
 _Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
 _String = Annotated[str | None, must_be("a string")]
@@ -102,6 +108,13 @@ class StreamOptions(BaseModel):
     include_usage: _Flag = None
 
 
+# The fields of a request that are `SamplingParams`' own, under the same names.
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+)
+
+
 class GenerationRequest(BaseModel):
     """What a chat and a completion ask for alike."""
 
@@ -122,13 +135,14 @@ class GenerationRequest(BaseModel):
     priority: _Bits64 = None
     user: _String = None
 
+    min_p: _Number = None
+    presence_penalty: _Number = None
+    frequency_penalty: _Number = None
+    repetition_penalty: _Number = None
+    logit_bias: _LogitBias = None
+    min_tokens: _Natural = None
+
     n: Annotated[Any, not_yet(1)] = None
-    presence_penalty: Annotated[Any, not_yet(0)] = None
-    frequency_penalty: Annotated[Any, not_yet(0)] = None
-    logit_bias: Annotated[Any, not_yet({})] = None
-    repetition_penalty: Annotated[Any, not_yet(1)] = None
-    min_p: Annotated[Any, not_yet(0)] = None
-    min_tokens: Annotated[Any, not_yet(0)] = None
     best_of: Annotated[Any, not_yet(1)] = None
     prompt_logprobs: Annotated[Any, not_yet()] = None
     truncate_prompt_tokens: Annotated[Any, not_yet()] = None
@@ -148,6 +162,11 @@ class GenerationRequest(BaseModel):
         """How many tokens may be generated; ``None`` is as many as fit."""
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are told for each token; ``None`` is no log-probabilities at all."""
+        return None
+
     def sampling(self, eos_token_ids: Iterable[int]) -> SamplingParams:
         """These fields as `SamplingParams`; what was not given has its default.
 
@@ -155,13 +174,9 @@ class GenerationRequest(BaseModel):
 
         Raises `RequestError` that names the field whose value is out of range.
         """
-        given: dict[str, Any] = {
-            name: value
-            for name in ("temperature", "top_p", "top_k", "seed", "stop")
-            if (value := getattr(self, name)) is not None
-        }
-        stop_token_ids = (*(self.stop_token_ids or ()), *(() if self.ignore_eos else eos_token_ids))
-        return SamplingParams(**given, max_tokens=self.token_limit, stop_token_ids=stop_token_ids)
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        params = SamplingParams(**given, max_tokens=self.token_limit, logprobs=self.num_logprobs)
+        return params.ending_at(eos_token_ids)
 
 
 class Message(BaseModel):
@@ -188,8 +203,12 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: _Flag = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
 
-    logprobs: Annotated[Any, not_yet(False)] = None
-    top_logprobs: Annotated[Any, not_yet(0)] = None
+    logprobs: _Flag = None
+    top_logprobs: Annotated[
+        int | None,
+        Field(strict=True, ge=0, le=MAX_LOGPROBS),
+        must_be(f"an integer between 0 and {MAX_LOGPROBS}"),
+    ] = None
     tools: Annotated[Any, not_yet([])] = None
     tool_choice: Annotated[Any, not_yet("none", "auto")] = None
     functions: Annotated[Any, not_yet([])] = None
@@ -204,6 +223,19 @@ class ChatRequest(GenerationRequest):
         """The newer name wins; without either, as many as fit."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """Raises `RequestError` for ``top_logprobs`` without ``logprobs``."""
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise RequestError(
+                "top_logprobs is allowed only with logprobs set to true",
+                param="top_logprobs",
+                code="invalid_value",
+            )
+        return None
+
 
 class CompletionRequest(GenerationRequest):
     """The body of ``POST /v1/completions``; several prompts give several choices."""
@@ -213,7 +245,9 @@ class CompletionRequest(GenerationRequest):
         must_be("a text, a list of token ids, a list of texts or a list of lists of token ids"),
     ]
 
-    logprobs: Annotated[Any, not_yet()] = None
+    logprobs: Annotated[int | None, Field(strict=True, ge=0, le=5), must_be("an integer between 0 and 5")] = (
+        None
+    )
     echo: Annotated[Any, not_yet(False)] = None
     suffix: Annotated[Any, not_yet("")] = None
 
@@ -221,6 +255,11 @@ class CompletionRequest(GenerationRequest):
     def token_limit(self) -> int | None:
         """OpenAI's default where nothing is said."""
         return self.max_tokens or COMPLETION_MAX_TOKENS
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As asked for."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -273,12 +312,33 @@ class ReplyMessage(BaseModel):
     refusal: None
 
 
+class TopToken(BaseModel):
+    """A token that was likely; ``bytes`` because a token may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenDetails(TopToken):
+    """A generated token, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(BaseModel):
+    """The tokens of an answer, or of a chunk of it."""
+
+    content: list[TokenDetails]
+    refusal: None
+
+
 class ChatChoice(BaseModel):
     """One answer."""
 
     index: int
     message: ReplyMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
@@ -301,7 +361,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -312,12 +372,21 @@ class ChatChunk(Reply):
     usage: Usage | None = None
 
 
+class CompletionLogprobs(BaseModel):
+    """The tokens of a text, or of a chunk of it: lists of one length."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
 class CompletionChoice(BaseModel):
     """One continued prompt, whole or a chunk of it."""
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 
