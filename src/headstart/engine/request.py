@@ -19,11 +19,11 @@ MAX_LOGPROBS = 20
 class SamplingParams:
     """How the next tokens are chosen and when to stop.  Names and defaults are vLLM's.
 
-    ``temperature`` 0 is greedy.  ``top_k`` 0 or -1, ``top_p`` 1.0 and ``min_p`` 0.0 are off; ``min_p`` is a
-    share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit.  ``stop`` strings end
-    the text and are not part of it; ``stop_token_ids`` end the output and are part of its token ids; none of
-    them is chosen among the first ``min_tokens``.  ``ignore_eos`` goes on where the model would end.  A
-    request with a ``seed`` gives the same tokens again.
+    ``temperature`` 0 is greedy.  ``top_k`` 0 or -1, ``top_p`` 1.0 and ``min_p`` 0.0 are off; ``min_p``
+    is a share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit.
+    ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the output and are part
+    of its token ids; none of them is chosen among the first ``min_tokens``.  ``ignore_eos`` goes on
+    where the model would end.  A request with a ``seed`` gives the same tokens again.
 
     ``logit_bias`` is added to the logits of its token ids.  Then ``repetition_penalty`` divides the positive
     logits of tokens that the prompt or the output has, and multiplies the negative ones;
