@@ -29,6 +29,8 @@ def shell_lines() -> list[tuple[str, str]]:
         for block in blocks:
             lines = block.replace("\\\n", " ").splitlines()
             found += [(page.name, line.split(" #")[0].strip()) for line in lines if line.strip()]
+        indented = re.findall(r"^    ((?:make|headstart|python) .*)$", text, re.MULTILINE)
+        found += [(page.name, line.split(" #")[0].strip()) for line in indented]
     return found
 
 
