@@ -52,6 +52,15 @@ def test_it_forgets() -> None:
     assert budget.tokens(8) < before
 
 
+def test_a_step_in_which_nobody_decodes_says_nothing_of_decoding() -> None:
+    budget = AdaptiveBudget(2048)
+    budget.observe(8, 0, 0.1)
+    budget.observe(8, 100, 0.2)
+    before = budget.tokens(8)
+    budget.observe(0, 0, 1e-6)  # an empty step: the only request has just given way to itself
+    assert budget.tokens(8) == before
+
+
 def test_a_step_faster_than_any_before_is_no_division_by_zero() -> None:
     budget = AdaptiveBudget(2048)
     budget.observe(8, 0, 0.1)

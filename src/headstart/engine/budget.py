@@ -64,9 +64,10 @@ class AdaptiveBudget:
     def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """See `TokenBudget`."""
         if num_prompt_tokens == 0:
-            self._decoding = _average(self._decoding, seconds)
+            if num_decoding:  # an empty step says nothing
+                self._decoding = _average(self._decoding, seconds)
         else:
-            beside = self._decoding or 0.0 if num_decoding else 0.0
+            beside = (self._decoding or 0.0) if num_decoding else 0.0
             added = max(seconds - beside, 1e-9) / num_prompt_tokens
             self._per_token = _average(self._per_token, added)
 
