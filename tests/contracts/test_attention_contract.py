@@ -20,6 +20,7 @@ from tests.tiny_llama import CPU, tiny_spec
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
+    "sdpa sharing what it can": lambda: SdpaAttention(least_saved=1),
 }
 LAYERS = 2
 
@@ -41,7 +42,7 @@ class Case:
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
         scattered: bool = True,
-        shared_blocks: int = 0,
+        shared_blocks: int | Sequence[int] = 0,
         seed: int = 0,
     ) -> None:
         torch.manual_seed(seed)
@@ -66,13 +67,15 @@ class Case:
 
     @staticmethod
     def _tables(
-        sequences: Sequence[tuple[int, int]], block_size: int, scattered: bool, shared_blocks: int
+        sequences: Sequence[tuple[int, int]], block_size: int, scattered: bool, shared: int | Sequence[int]
     ) -> list[Tensor]:
+        """``shared`` blocks of each sequence, or of each but the first, are those of the one before it."""
         counts = [-(-context // block_size) for context, _ in sequences]
         order = torch.randperm if scattered else torch.arange
         ids = list(order(sum(counts) + 2).split([*counts, 2])[:-1])
-        for table, other in itertools.pairwise(ids):
-            other[:shared_blocks] = table[:shared_blocks]
+        counts = [shared] * (len(ids) - 1) if isinstance(shared, int) else list(shared)
+        for (table, other), count in zip(itertools.pairwise(ids), counts, strict=True):
+            other[:count] = table[:count]
         return ids
 
     def expected(self, layer: int) -> Tensor:
@@ -125,6 +128,20 @@ def test_one_kind_of_work_alone(backend: AttentionBackend, sequences: list[tuple
 
 def test_sequences_share_blocks(backend: AttentionBackend) -> None:
     Case([(30, 1), (30, 6), (33, 1), (25, 1)], shared_blocks=5).check(backend, 1e-5)
+
+
+@pytest.mark.parametrize("scattered", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prefixes_within_prefixes(backend: AttentionBackend, dtype: torch.dtype, scattered: bool) -> None:
+    lengths = [30, 30, 29, 41, 25, 26, 7, 18, 17]
+    case = Case(
+        [(length, 1) for length in lengths],
+        shared_blocks=[7, 6, 6, 2, 5, 1, 0, 4],
+        dtype=dtype,
+        heads=(6, 2),
+        scattered=scattered,
+    )
+    case.check(backend, 1e-5 if dtype == torch.float32 else 1e-2)
 
 
 def test_single_queries_of_very_different_contexts(backend: AttentionBackend) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headstart.model.attention import SdpaAttention
+from headstart.model.attention.work import Chunk
 from headstart.model.batch import ForwardBatch, SequenceSpan
 from tests.tiny_llama import make_pool, tiny_spec
 
@@ -34,18 +35,18 @@ def test_one_run_of_blocks_is_read_in_place(blocks: list[int], context: int, gat
     pool = make_pool(tiny_spec(), 10)
     for queries in (1, 3):
         step = SdpaAttention().prepare(batch_of((context, queries, blocks)), pool)
-        assert step.scratch[0].shape[0] == gathered
+        assert step.kv.scratch[0].shape[0] == gathered
 
 
 def test_padding_is_bounded_and_so_is_scratch() -> None:
     pool = make_pool(tiny_spec(num_layers=1, num_kv_heads=1), 4000, block_size=16)
     contexts = [16_000, 900, 15_000, 17, 800, 7_000, 40, 16_000, 20_000, 9_000]
     blocks = list(range(0, 3998, 2))
-    batch = batch_of(*((context, 1, blocks[: -(-context // 16)]) for context in contexts))
+    batch = batch_of(*((c, 1, [i, *blocks[i : i - 1 - c // -16]]) for i, c in enumerate(contexts)))
     step = SdpaAttention().prepare(batch, pool)
     padded = sum(16 * item.gathered_blocks for item in step.work)
     assert sum(contexts) <= padded <= 2 * sum(contexts)
-    assert 16 * step.scratch[0].shape[0] <= 33_000
+    assert 16 * step.kv.scratch[0].shape[0] <= 33_000
     assert len(step.work) < len(contexts)
 
 
@@ -60,11 +61,16 @@ def test_scratch_is_reused() -> None:
     attention = SdpaAttention()
     large = attention.prepare(batch_of((14, 1, [1, 3, 5, 7]), (14, 1, [2, 3, 5, 7])), pool)
     small = attention.prepare(batch_of((6, 2, [1, 3])), pool)
-    assert small.scratch[0].data_ptr() == large.scratch[0].data_ptr()
+    assert small.kv.scratch[0].data_ptr() == large.kv.scratch[0].data_ptr()
 
 
 def test_the_mask_is_as_tall_as_a_tile_and_as_wide_as_the_longest_chunk() -> None:
     pool = make_pool(tiny_spec(num_layers=1, num_kv_heads=1), 300, block_size=16)
     blocks = list(range(250))
-    assert SdpaAttention().prepare(batch_of((3000, 2000, blocks)), pool).mask.shape == (256, 3000)
-    assert SdpaAttention().prepare(batch_of((4000, 1, blocks), (90, 30, blocks)), pool).mask.shape == (30, 90)
+    for sequences, shape in (
+        ([(3000, 2000, blocks)], (256, 3000)),
+        ([(4000, 1, blocks), (90, 30, blocks)], (30, 90)),
+    ):
+        chunk = SdpaAttention().prepare(batch_of(*sequences), pool).work[0]
+        assert isinstance(chunk, Chunk)
+        assert chunk.mask.shape == shape

@@ -20,7 +20,7 @@ from torch import Tensor
 from headstart.model.attention import AttentionBackend, AttentionStep
 from headstart.model.batch import ForwardBatch
 from headstart.model.kv_pool import KVPool
-from headstart.model.linear import DenseLinear, Linear
+from headstart.model.linear import DenseLinear, Linear, linear
 from headstart.model.source import ModelFiles
 from headstart.model.spec import Llama3RopeScaling, ModelSpec
 from headstart.model.weights import load_weights
@@ -49,7 +49,7 @@ class LlamaModel:
         self._embedding = take("model.embed_tokens.weight")
         self._layers = [DecoderLayer.take(spec, index, take) for index in range(spec.num_layers)]
         self._norm = take("model.norm.weight")
-        self._lm_head = DenseLinear(self._embedding if spec.tie_word_embeddings else take("lm_head.weight"))
+        self._lm_head = linear(self._embedding if spec.tie_word_embeddings else take("lm_head.weight"))
         self._rotary = Rotary(spec, device)
 
     @property
@@ -59,8 +59,9 @@ class LlamaModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights; a tied output matrix counts once."""
-        head = 0 if self.spec.tie_word_embeddings else self._lm_head.nbytes
+        """Bytes of weights; a tied output matrix counts once, unless it is packed: a second copy."""
+        shared = self.spec.tie_word_embeddings and isinstance(self._lm_head, DenseLinear)
+        head = 0 if shared else self._lm_head.nbytes
         return self._embedding.nbytes + head + self._norm.nbytes + sum(layer.nbytes for layer in self._layers)
 
     @torch.inference_mode()
@@ -116,15 +117,15 @@ class DecoderLayer:
             spec,
             index,
             input_norm=take(f"model.layers.{index}.input_layernorm.weight"),
-            qkv=DenseLinear(
+            qkv=linear(
                 *(take(f"{name}.weight") for name in projections),
                 biases=[take(f"{name}.bias") for name in projections] if spec.qkv_bias else (),
             ),
             qk_norm=qk_norm,
-            output=DenseLinear(take(f"{attention}.o_proj.weight")),
+            output=linear(take(f"{attention}.o_proj.weight")),
             post_attention_norm=take(f"model.layers.{index}.post_attention_layernorm.weight"),
-            gate_up=DenseLinear(*(take(f"{mlp}.{name}_proj.weight") for name in ("gate", "up"))),
-            down=DenseLinear(take(f"{mlp}.down_proj.weight")),
+            gate_up=linear(*(take(f"{mlp}.{name}_proj.weight") for name in ("gate", "up"))),
+            down=linear(take(f"{mlp}.down_proj.weight")),
         )
 
     @property
