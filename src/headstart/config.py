@@ -17,6 +17,7 @@ PolicyName = Literal["lru"]
 FreeOrder = Literal["reverse", "unhashed_first"]
 HashAlgorithm = Literal["sha256_cbor"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+KernelsName = Literal["auto", "torch"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 
@@ -75,17 +76,20 @@ class ModelConfig:
     """Which model, and in what number format it runs.
 
     ``model`` is a built-in name, a Hugging Face directory or a GGUF file.  ``dtype`` ``auto`` is
-    bfloat16 where the device computes it natively, else float32.
+    bfloat16 where the device computes it natively, else float32.  ``kernels`` "auto" uses the project's
+    own where they are faster and can be compiled; "torch" does without.
     """
 
     model: str = "smollm2-135m"
     served_model_name: str | None = None
     dtype: DtypeName = "auto"
     device: str = "auto"
+    kernels: KernelsName = "auto"
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model must be a built-in name, a directory or a GGUF file, not ''")
         _one_of("dtype", self.dtype, DtypeName)
+        _one_of("kernels", self.kernels, KernelsName)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,8 @@ def test_a_wrong_value_says_what_is_allowed(arguments: tuple[str, ...], words: s
 def test_help_names_every_option() -> None:
     text = invoke("--help").stdout
     for option in (
-        "--host", "--port", "--served-model-name", "--dtype", "--device", "--max-model-len", "--seed",
+        "--host", "--port", "--served-model-name", "--dtype", "--device", "--kernels", "--max-model-len",
+        "--seed",
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
     ):  # fmt: skip

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headstart.model.attention import AttentionBackend, ReferenceAttention, SdpaAttention
+from headstart.model.attention import AttentionBackend, FusedAttention, ReferenceAttention, SdpaAttention
 from headstart.model.batch import ForwardBatch, SequenceSpan
 from headstart.model.kv_pool import KVPool
+from headstart.model.native import load_library
 from tests.tiny_llama import CPU, tiny_spec
 
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
@@ -182,3 +183,68 @@ def test_a_table_may_have_more_blocks_than_the_context(backend: AttentionBackend
     unread = case.batch.slots
     case.batch = ForwardBatch(unread, unread, unread, tuple(longer), unread)
     case.check(backend, 1e-5)
+
+
+# `FusedAttention` knows bfloat16 and head sizes that are multiples of 64: the same cases in its terms.
+
+FUSED: dict[str, dict[str, int]] = {
+    "as served": {},
+    "shares what it can": {"least_saved": 1},
+    "takes chunks of any length": {"long": 10_000},
+    "leaves chunks to torch": {"long": 2, "least_saved": 1},
+}
+_LIBRARY = load_library("attention") if torch.cpu.get_capabilities().get("avx512_bf16") else None
+
+
+@pytest.fixture(params=FUSED)
+def fused(request: pytest.FixtureRequest) -> Callable[[int], FusedAttention]:
+    """Makes the backend for a number of heads."""
+    if _LIBRARY is None or not _LIBRARY.ready():
+        pytest.skip("this CPU has no AVX512-BF16, or there is no compiler")
+    return lambda num_heads: FusedAttention(_LIBRARY, num_heads, **FUSED[request.param])
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (8, 1), (14, 2)])
+@pytest.mark.parametrize(("block_size", "head_dim"), [(1, 64), (4, 128), (16, 64), (64, 256), (48, 192)])
+def test_fused_kernels(
+    fused: Callable[[int], FusedAttention], heads: tuple[int, int], block_size: int, head_dim: int
+) -> None:
+    long = [*MIXED, (65, 65), (64, 1), (129, 3), (200, 70), (1, 1)]
+    case = Case(long, dtype=torch.bfloat16, heads=heads, head_dim=head_dim, block_size=block_size)
+    case.check(fused(heads[0]), 1e-2)
+
+
+@pytest.mark.parametrize("scattered", [True, False])
+@pytest.mark.parametrize("shared", [1, 5, [7, 6, 6, 2, 5, 1, 0, 4]])
+def test_fused_kernels_share(
+    fused: Callable[[int], FusedAttention], shared: int | list[int], scattered: bool
+) -> None:
+    lengths = [30, 30, 29, 41, 25, 26, 7 if isinstance(shared, list) else 33, 24, 22]
+    case = Case(
+        [(length, 1) for length in lengths],
+        shared_blocks=shared,
+        dtype=torch.bfloat16,
+        heads=(6, 2),
+        head_dim=64,
+        scattered=scattered,
+    )
+    case.check(fused(6), 1e-2)
+
+
+def test_fused_kernels_with_many_rows_and_long_contexts(fused: Callable[[int], FusedAttention]) -> None:
+    sequences = [(1000 + 7 * i, 1) for i in range(40)] + [(900, 30), (1111, 63)]
+    shared = [50] * 39 + [0, 20]
+    case = Case(
+        sequences, dtype=torch.bfloat16, heads=(3, 1), head_dim=64, block_size=16, shared_blocks=shared
+    )
+    case.check(fused(3), 1e-2)
+
+
+def test_fused_kernels_repeat_themselves_and_pass_on_what_is_no_number(
+    fused: Callable[[int], FusedAttention],
+) -> None:
+    case = Case(MIXED, dtype=torch.bfloat16, heads=(9, 3), head_dim=64)
+    step = fused(9).prepare(case.batch, case.pool)
+    assert torch.equal(step.attend(0, case.q), step.attend(0, case.q))
+    case.pool.values[0].fill_(torch.nan)
+    assert step.attend(0, case.q).isnan().all()

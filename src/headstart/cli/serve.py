@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
-from headstart.config import DtypeName, EngineConfig, PrefixIndexName, SchedulingPolicy
+from headstart.config import DtypeName, EngineConfig, KernelsName, PrefixIndexName, SchedulingPolicy
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import HeadstartError
@@ -80,6 +80,13 @@ def serve(
     ] = "auto",
     device: Annotated[
         str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1, …", rich_help_panel=_MODEL)
+    ] = "auto",
+    kernels: Annotated[
+        KernelsName,
+        typer.Option(
+            help="auto compiles and uses kernels of our own where that is faster; torch does without.",
+            rich_help_panel=_MODEL,
+        ),
     ] = "auto",
     max_model_len: Annotated[
         int | None,
@@ -183,6 +190,7 @@ def serve(
             served_model_name=served_model_name,
             dtype=dtype,
             device=device,
+            kernels=kernels,
             max_model_len=max_model_len,
             seed=seed,
             kv_cache_memory_bytes=kv_cache_memory_bytes,

@@ -11,7 +11,7 @@ from headstart.engine.runner import Runner
 from headstart.engine.sampler import Sampler
 from headstart.engine.scheduler import AUTO_LIMIT, Scheduler
 from headstart.errors import ConfigError
-from headstart.model.attention import SdpaAttention
+from headstart.model.attention import SdpaAttention, fused_attention
 from headstart.model.device import free_memory, resolve_device, resolve_dtype
 from headstart.model.kv_pool import KVPool
 from headstart.model.llama import load_model
@@ -34,15 +34,17 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     device = resolve_device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, device)
     max_model_len = _context_length(config, spec)
-    model = load_model(files, spec, dtype=dtype, device=device)
+    native = config.model.kernels == "auto"
+    model = load_model(files, spec, dtype=dtype, device=device, native=native)
     bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
     on_host = device.type == "cpu"
     num_blocks = _num_blocks(config.kv, bytes_per_token, free_memory(device), on_host=on_host)
     pool = KVPool(spec, num_blocks=num_blocks, block_size=config.kv.block_size, dtype=dtype, device=device)
+    attention = (fused_attention(pool, spec.num_heads) if native else None) or SdpaAttention()
     manager = KVCacheManager(config.kv.cache(num_blocks))
     core = EngineCore(
         Scheduler(config.scheduler, manager),
-        Runner(model, pool, SdpaAttention(), Sampler(config.seed)),
+        Runner(model, pool, attention, Sampler(config.seed)),
         Limits(
             max_model_len,
             spec.vocab_size,

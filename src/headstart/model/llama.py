@@ -21,17 +21,21 @@ from headstart.model.attention import AttentionBackend, AttentionStep
 from headstart.model.batch import ForwardBatch
 from headstart.model.kv_pool import KVPool
 from headstart.model.linear import DenseLinear, Linear, linear
+from headstart.model.ops import LayerOps, Rotation, TorchOps, layer_ops
 from headstart.model.source import ModelFiles
 from headstart.model.spec import Llama3RopeScaling, ModelSpec
 from headstart.model.weights import load_weights
 
 
-def load_model(files: ModelFiles, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> LlamaModel:
-    """The model of ``files``, ready to compute on ``device``.
+def load_model(
+    files: ModelFiles, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, native: bool = True
+) -> LlamaModel:
+    """The model of ``files``, ready to compute on ``device``; with ``native``, by the project's own kernels.
 
     Raises ``ModelError`` for files that are damaged or of an unknown kind.
     """
-    return LlamaModel(spec, load_weights(files, spec, dtype=dtype), device)
+    ops = layer_ops(device, dtype, native=native)
+    return LlamaModel(spec, load_weights(files, spec, dtype=dtype), device, ops)
 
 
 class LlamaModel:
@@ -40,12 +44,15 @@ class LlamaModel:
     ``weights`` is emptied on the way, so that no tensor is held twice while others are being stacked.
     """
 
-    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: dict[str, Tensor], device: torch.device, ops: LayerOps | None = None
+    ) -> None:
         def take(name: str) -> Tensor:
             return weights.pop(name).to(device)
 
         self.spec = spec
         self.device = device
+        self._ops = ops or TorchOps()
         self._embedding = take("model.embed_tokens.weight")
         self._layers = [DecoderLayer.take(spec, index, take) for index in range(spec.num_layers)]
         self._norm = take("model.norm.weight")
@@ -70,21 +77,25 @@ class LlamaModel:
 
         Writes K and V of all T tokens into ``pool``.
         """
-        hidden = F.embedding(batch.token_ids, self._embedding)
-        cos, sin = self._rotary(batch.positions, hidden.dtype)
-        step = Step(cos, sin, batch.slots, pool, attention.prepare(batch, pool))
+        stream = F.embedding(batch.token_ids, self._embedding)
+        delta: Tensor | None = None
+        rotation = self._ops.rotation(self._rotary(batch.positions), self.dtype)
+        step = Step(self._ops, rotation, batch.slots, pool, attention.prepare(batch, pool))
         for layer in self._layers:
-            hidden = layer.forward(hidden, step)
-        last = rms_norm(hidden[batch.logit_rows], self._norm, self.spec.rms_norm_eps)
-        return self._lm_head(last).float()
+            delta = layer.forward(stream, delta, step)
+        last = stream[batch.logit_rows]
+        last_delta = None if delta is None else delta[batch.logit_rows]
+        return self._lm_head(
+            self._ops.add_rms_norm(last, last_delta, self._norm, self.spec.rms_norm_eps)
+        ).float()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What all layers share in one forward pass: rotations, and where K and V go and are read."""
 
-    cos: Tensor
-    sin: Tensor
+    ops: LayerOps
+    rotation: Rotation
     slots: Tensor
     pool: KVPool
     attention: AttentionStep
@@ -135,27 +146,30 @@ class DecoderLayer:
         norms += 0 if self.qk_norm is None else self.qk_norm.nbytes
         return norms + sum(linear.nbytes for linear in (self.qkv, self.output, self.gate_up, self.down))
 
-    def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        """The stream [T, hidden_size] after this layer; writes the layer's K and V into the pool."""
-        spec = self.spec
-        normed = rms_norm(hidden, self.input_norm, spec.rms_norm_eps)
-        heads = self.qkv(normed).view(len(hidden), -1, spec.head_dim)
+    def forward(self, stream: Tensor, delta: Tensor | None, step: Step) -> Tensor:
+        """What this layer adds to the stream [T, hidden_size], once ``delta`` of the one before is in it.
+
+        Writes ``delta`` into the stream, and the layer's K and V into the pool.
+        """
+        spec, ops = self.spec, step.ops
+        normed = ops.add_rms_norm(stream, delta, self.input_norm, spec.rms_norm_eps)
+        heads = self.qkv(normed).view(len(stream), -1, spec.head_dim)
         queries, rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
         qk, v = heads[:, :rotated], heads[:, rotated:]
         if self.qk_norm is not None:
             qk = F.rms_norm(qk, (spec.head_dim,), eps=spec.rms_norm_eps) * self.qk_norm
-        if self.index not in spec.no_rope_layers:
-            qk = rotate(qk, step.cos, step.sin)
         q, k = qk[:, :queries], qk[:, queries:]
         # A law: K and V of all sequences are in the pool before any of them attends, because requests
         # admitted in one step share the blocks that one of them fills in this step.
-        step.pool.write(self.index, step.slots, k, v)
+        if self.index in spec.no_rope_layers:
+            step.pool.write(self.index, step.slots, k, v)
+        else:
+            q = ops.rotate_and_write(q, k, v, step.rotation, *step.pool.slots(self.index), step.slots)
         attended = step.attention.attend(self.index, q)
-        hidden = hidden + self.output(attended.flatten(1))
-
-        normed = rms_norm(hidden, self.post_attention_norm, spec.rms_norm_eps)
-        gate, up = self.gate_up(normed).chunk(2, dim=-1)
-        return hidden.add_(self.down(F.silu(gate).mul_(up)))
+        normed = ops.add_rms_norm(
+            stream, self.output(attended.flatten(1)), self.post_attention_norm, spec.rms_norm_eps
+        )
+        return self.down(ops.silu_and_mul(self.gate_up(normed)))
 
 
 class WeightSource(Protocol):
@@ -165,24 +179,8 @@ class WeightSource(Protocol):
         """The tensor ``name`` on the model's device."""
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x`` [T, n] scaled to a root mean square of one, times ``weight`` [n].
-
-    https://arxiv.org/abs/1910.07467
-    """
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x`` [T, heads, head_dim] rotated by its positions: dimension i is paired with i + head_dim / 2.
-
-    ``sin`` carries the minus of the first half, so that a roll does for (-x2, x1).
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
-
-
 class Rotary:
-    """Rotary position embedding (https://arxiv.org/abs/2104.09864): cosines and sines of positions."""
+    """Rotary position embedding (https://arxiv.org/abs/2104.09864): angles of positions."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device=device) / spec.head_dim
@@ -190,11 +188,9 @@ class Rotary:
         if spec.rope_scaling is not None:
             self._frequencies = scale_llama3(self._frequencies, spec.rope_scaling)
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [T, 1, head_dim], as `rotate` wants them, for ``positions`` [T]."""
-        angles = positions[:, None, None].float() * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Radians [T, head_dim / 2] for ``positions`` [T], in float32."""
+        return positions[:, None].float() * self._frequencies
 
 
 def scale_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:

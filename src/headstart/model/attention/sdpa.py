@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from headstart.model.attention.reading import KVReader
@@ -69,7 +68,7 @@ class SdpaStep:
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """As `AttentionStep.attend`."""
-        out = torch.empty_like(q)
+        out = q.new_empty(q.shape)
         for item in self.work:
             item.attend(layer, self.kv, q, out)
         return out
