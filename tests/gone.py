@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,41 @@ def holders_of(tokens: tuple[int, ...]) -> list[str]:
 
     ``tokens`` itself does not count.  They must be such as nothing else would have.
     """
-    gc.collect()
     run = bytes(CacheRequest("", tokens).tokens)
-    known = {id(tokens), id(run)}
+
+    def has(one: Any) -> bool:
+        if type(one) in (bytes, bytearray):
+            return run in one
+        if type(one) in (list, tuple) and one and type(one[0]) is int:
+            return any(tuple(one[place : place + len(tokens)]) == tokens for place in _places(one, tokens[0]))
+        return False
+
+    return _holders(has, but=(tokens, run))
+
+
+def holders_of_text(text: str) -> list[str]:
+    """As `holders_of`, for a text: str or bytes that contain it, but for ``text`` itself."""
+    encoded = text.encode()
+
+    def has(one: Any) -> bool:
+        if type(one) is str:
+            return text in one
+        return type(one) in (bytes, bytearray) and encoded in one
+
+    return _holders(has, but=(text, encoded))
+
+
+def _holders(has: Callable[[Any], bool], but: Iterable[object]) -> list[str]:
+    gc.collect()
+    known = {id(one) for one in but}
     found = []
     for holder in gc.get_objects():
         for one in (holder, *gc.get_referents(holder)):
-            if id(one) not in known and _has(one, tokens, run):
+            # By type(one): isinstance asks the object for its class, and some objects do things then.
+            if id(one) not in known and has(one):
                 known.add(id(one))
                 found.append(f"{type(one).__name__} in {type(holder).__name__}")
     return found
-
-
-def _has(one: Any, tokens: tuple[int, ...], run: bytes) -> bool:
-    kind = type(one)  # isinstance would ask the object for its class, and some objects do things then
-    if kind in (bytes, bytearray):
-        return run in one
-    if kind in (list, tuple) and one and type(one[0]) is int:
-        return any(tuple(one[place : place + len(tokens)]) == tokens for place in _places(one, tokens[0]))
-    return False
 
 
 def _places(ints: Sequence[int], wanted: int) -> Iterator[int]:
