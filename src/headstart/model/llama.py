@@ -20,7 +20,7 @@ from torch import Tensor
 from headstart.model.attention import AttentionBackend, AttentionStep
 from headstart.model.batch import ForwardBatch
 from headstart.model.kv_pool import KVPool
-from headstart.model.linear import DenseLinear, Linear, linear
+from headstart.model.linear import DenseLinear, Linear, PackedLinear, filled_up, linear
 from headstart.model.source import ModelFiles
 from headstart.model.spec import Llama3RopeScaling, ModelSpec
 from headstart.model.weights import load_weights
@@ -70,18 +70,27 @@ class LlamaModel:
 
         Writes K and V of all T tokens into ``pool``.
         """
-        hidden = F.embedding(batch.token_ids, self._embedding)
-        cos, sin = self._rotary(batch.positions, hidden.dtype)
+        hidden = F.embedding(self._filled_up(batch.token_ids), self._embedding)
+        cos, sin = self._rotary(self._filled_up(batch.positions), hidden.dtype)
         step = Step(cos, sin, batch.slots, pool, attention.prepare(batch, pool))
         for layer in self._layers:
             hidden = layer.forward(hidden, step)
-        last = rms_norm(hidden[batch.logit_rows], self._norm, self.spec.rms_norm_eps)
-        return self._lm_head(last).float()
+        last = rms_norm(hidden[self._filled_up(batch.logit_rows)], self._norm, self.spec.rms_norm_eps)
+        return self._lm_head(last)[: len(batch.logit_rows)].float()
+
+    def _filled_up(self, ids: Tensor) -> Tensor:
+        """``ids`` [N] and, where linear maps are packed, zeros behind them: rows that nobody reads."""
+        if not isinstance(self._lm_head, PackedLinear):
+            return ids
+        return F.pad(ids, (0, filled_up(len(ids)) - len(ids)))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all layers share in one forward pass: rotations, and where K and V go and are read."""
+    """What all layers share in one forward pass: rotations, and where K and V go and are read.
+
+    ``slots`` are those of the batch's tokens; the stream may have filler rows behind them.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -149,7 +158,8 @@ class DecoderLayer:
         q, k = qk[:, :queries], qk[:, queries:]
         # A law: K and V of all sequences are in the pool before any of them attends, because requests
         # admitted in one step share the blocks that one of them fills in this step.
-        step.pool.write(self.index, step.slots, k, v)
+        num_tokens = len(step.slots)
+        step.pool.write(self.index, step.slots, k[:num_tokens], v[:num_tokens])
         attended = step.attention.attend(self.index, q)
         hidden = hidden + self.output(attended.flatten(1))
 
