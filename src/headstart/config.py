@@ -74,7 +74,7 @@ class CacheConfig:
 class ModelConfig:
     """Which model, and in what number format it runs.
 
-    ``model`` is a built-in name, a Hugging Face directory or a GGUF file.  ``dtype`` ``auto`` is
+    ``model`` is a built-in name, a Hugging Face directory or hub id, or a GGUF file.  ``dtype`` ``auto`` is
     bfloat16 where the device computes it natively, else float32.
     """
 
