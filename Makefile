@@ -42,6 +42,7 @@ bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/first_token.py --write
 	$(BIN)/python bench/caching_off.py --write
 	$(BIN)/python bench/cache_core.py --write
+	$(BIN)/python bench/memory.py --write
 
 clean:  ## forget the virtual environment and all caches of tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -75,7 +75,7 @@ class CacheConfig:
 class ModelConfig:
     """Which model, and in what number format it runs.
 
-    ``model`` is a built-in name, a Hugging Face directory or a GGUF file.  ``dtype`` ``auto`` is
+    ``model`` is a built-in name, a Hugging Face directory or hub id, or a GGUF file.  ``dtype`` ``auto`` is
     bfloat16 where the device computes it natively, else float32.  ``kernels`` "auto" uses the project's
     own where they are faster and can be compiled; "torch" does without.
     """

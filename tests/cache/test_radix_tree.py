@@ -157,3 +157,13 @@ def test_a_namespace_is_forgotten_with_its_last_block() -> None:
         del request, salt
         gc.collect()
         assert watched() is None, end
+
+
+def test_splits_outlive_evicted_siblings_but_there_are_never_more_nodes_than_blocks() -> None:
+    manager = radix(12)
+    for number in range(200):
+        kept = range(4 * (number % 5 + 1))
+        serve(manager, ask(f"r{number}", [*kept, *range(100 + 50 * number, 108 + 50 * number)]))
+        assert num_nodes(manager) <= 12
+    assert manager.reset_prefix_cache()
+    assert num_nodes(manager) == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headstart.model.linear import DenseLinear, Linear, PackedLinear, linear
+from headstart.model.linear import DenseLinear, Linear, PackedLinear, filled_up, linear
 
 packable = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
@@ -56,3 +56,12 @@ def test_rows_that_do_not_lie_end_to_end(kind: Callable[..., Linear]) -> None:
 def test_bfloat16_on_a_cpu_is_packed_and_float32_is_not() -> None:
     assert isinstance(linear(bf16(4, 4)), PackedLinear)
     assert isinstance(linear(torch.randn(4, 4)), DenseLinear)
+
+
+def test_rows_are_filled_up_to_few_numbers_and_by_little() -> None:
+    numbers = {rows: filled_up(rows) for rows in range(1, 2049)}
+    assert len(set(numbers.values())) < 80
+    assert all(0 <= filled - rows <= max(15, rows / 16) for rows, filled in numbers.items())
+    assert [filled_up(rows) for rows in (0, 1, 2, 3, 9, 16, 17, 512, 513, 2048)] == [
+        0, 1, 2, 4, 16, 16, 32, 512, 544, 2048,
+    ]  # fmt: skip

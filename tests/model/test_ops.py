@@ -74,6 +74,18 @@ def test_rotate_and_write(ops: LayerOps, rows: int, heads: int, kv_heads: int, d
     assert torch.equal(values[others], values_before[others])
 
 
+def test_rows_beyond_the_slots_are_not_written(ops: LayerOps) -> None:
+    q, k, v = bf16(5, 2, 16), bf16(5, 1, 16), bf16(5, 1, 16)
+    keys, values = torch.zeros(2, 6, 1, 16, dtype=torch.bfloat16)
+    rotation = ops.rotation(torch.zeros(5, 8), torch.bfloat16)
+    rotated = ops.rotate_and_write(q, k, v, rotation, keys, values, torch.tensor([4, 1, 2]))
+    assert rotated.shape == q.shape
+    assert torch.equal(rotated[:3], q[:3])
+    assert torch.equal(keys[[4, 1, 2]], k[:3])
+    assert torch.equal(values[[4, 1, 2]], v[:3])
+    assert not keys[[0, 3, 5]].any()
+
+
 def test_what_is_no_number_stays_none(ops: LayerOps) -> None:
     stream = bf16(2, 64)
     stream[0, 3] = torch.nan

@@ -9,6 +9,9 @@ Locks are counted on nodes.  Whoever holds a node locks the path from it to the 
 lock 0 is held by nothing and neither is anything below it.  Such nodes stand in the idle queue in the
 order in which they fell idle, deeper before shallower: the first is always a leaf, and the queue, read
 with each node's blocks from the tail, *is* the LRU order of eviction.
+
+A split outlives the sibling that it was made for.  It costs a look-up, and no more: every node has a
+block, so there are never more nodes than blocks.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def demo(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A built-in name, a Hugging Face directory or a GGUF file; with --base-url, what that "
-            "server calls its model.",
+            help="A built-in name, a directory or organisation/model of Hugging Face, or a GGUF file; with "
+            "--base-url, what that server calls its model.",
             show_default="smollm2-135m; with --base-url, the first that is listed",
         ),
     ] = None,

@@ -35,7 +35,10 @@ def fetch_progress() -> Progress:
 def pull(
     name: Annotated[
         str,
-        typer.Argument(help="A built-in name (smollm2-135m), a Hugging Face directory or a GGUF file."),
+        typer.Argument(
+            help="A built-in name (smollm2-135m), a directory or organisation/model of Hugging Face, or a "
+            "GGUF file."
+        ),
     ] = "smollm2-135m",
 ) -> None:
     """Fetch a model, check it, and say where its files are.

@@ -53,7 +53,10 @@ def _batched_tokens(text: str) -> int | str:
 def serve(
     model: Annotated[
         str,
-        typer.Argument(help="A built-in name (smollm2-135m), a Hugging Face directory or a GGUF file."),
+        typer.Argument(
+            help="A built-in name (smollm2-135m), a directory or organisation/model of Hugging Face, or a "
+            "GGUF file."
+        ),
     ] = "smollm2-135m",
     host: Annotated[
         str,

@@ -43,7 +43,7 @@ class Generation:
 class LLM:
     """A model with its cache, to be called from Python.
 
-    ``model`` is a built-in name, a Hugging Face directory or a GGUF file; options are those of
+    ``model`` is a built-in name, a Hugging Face directory or hub id, or a GGUF file; options are those of
     `EngineConfig.from_options` (``block_size=16``, ``num_blocks=…``, ``dtype="float32"`` …).  What one
     call computed, the next one finds.
 

@@ -83,7 +83,6 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """The next step's rows, with their slots granted.  Ends with `commit` or `rollback`."""
         self.manager.begin_step(now)
-        self._admitted = []
         rows: list[ScheduledRow] = []
         copies: list[BlockCopy] = []
         budget, preempted = self._plan_running(rows, copies)
@@ -174,6 +173,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """The step was computed: take in its tokens.  Returns what each request has to tell."""
         self.manager.commit_step()
+        self._admitted = []  # nobody holds on to a request that ends here
         outputs = []
         for row in plan.rows:
             request = self._requests[row.request_id]

@@ -20,7 +20,7 @@ from torch import Tensor
 from headstart.model.attention import AttentionBackend, AttentionStep
 from headstart.model.batch import ForwardBatch
 from headstart.model.kv_pool import KVPool
-from headstart.model.linear import DenseLinear, Linear, linear
+from headstart.model.linear import DenseLinear, Linear, PackedLinear, filled_up, linear
 from headstart.model.ops import LayerOps, Rotation, TorchOps, layer_ops
 from headstart.model.source import ModelFiles
 from headstart.model.spec import Llama3RopeScaling, ModelSpec
@@ -77,22 +77,30 @@ class LlamaModel:
 
         Writes K and V of all T tokens into ``pool``.
         """
-        stream = F.embedding(batch.token_ids, self._embedding)
+        stream = F.embedding(self._filled_up(batch.token_ids), self._embedding)
         delta: Tensor | None = None
-        rotation = self._ops.rotation(self._rotary(batch.positions), self.dtype)
+        rotation = self._ops.rotation(self._rotary(self._filled_up(batch.positions)), self.dtype)
         step = Step(self._ops, rotation, batch.slots, pool, attention.prepare(batch, pool))
         for layer in self._layers:
             delta = layer.forward(stream, delta, step)
-        last = stream[batch.logit_rows]
-        last_delta = None if delta is None else delta[batch.logit_rows]
-        return self._lm_head(
-            self._ops.add_rms_norm(last, last_delta, self._norm, self.spec.rms_norm_eps)
-        ).float()
+        rows = self._filled_up(batch.logit_rows)
+        last_delta = None if delta is None else delta[rows]
+        last = self._ops.add_rms_norm(stream[rows], last_delta, self._norm, self.spec.rms_norm_eps)
+        return self._lm_head(last)[: len(batch.logit_rows)].float()
+
+    def _filled_up(self, ids: Tensor) -> Tensor:
+        """``ids`` [N] and, where linear maps are packed, zeros behind them: rows that nobody reads."""
+        if not isinstance(self._lm_head, PackedLinear):
+            return ids
+        return F.pad(ids, (0, filled_up(len(ids)) - len(ids)))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all layers share in one forward pass: rotations, and where K and V go and are read."""
+    """What all layers share in one forward pass: rotations, and where K and V go and are read.
+
+    ``slots`` are those of the batch's tokens; the stream may have filler rows behind them.
+    """
 
     ops: LayerOps
     rotation: Rotation
@@ -162,7 +170,8 @@ class DecoderLayer:
         # A law: K and V of all sequences are in the pool before any of them attends, because requests
         # admitted in one step share the blocks that one of them fills in this step.
         if self.index in spec.no_rope_layers:
-            step.pool.write(self.index, step.slots, k, v)
+            num_tokens = len(step.slots)
+            step.pool.write(self.index, step.slots, k[:num_tokens], v[:num_tokens])
         else:
             q = ops.rotate_and_write(q, k, v, step.rotation, *step.pool.slots(self.index), step.slots)
         attended = step.attention.attend(self.index, q)

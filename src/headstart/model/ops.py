@@ -46,8 +46,9 @@ class LayerOps(Protocol):
         values: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        """``q`` [T, H, D] rotated; ``k`` [T, KVH, D] rotated, and ``v``, go to ``slots`` [T].
+        """``q`` [T, H, D] rotated; ``k`` [T, KVH, D] rotated, and ``v``, go to ``slots``.
 
+        Slots may be fewer than T: what comes out for rows beyond them nobody reads.
         ``keys`` and ``values`` are [slots, KVH, D].  Dimension i is paired with i + D / 2, as in Hugging
         Face's weights: https://arxiv.org/abs/2104.09864
         """
@@ -83,8 +84,8 @@ class TorchOps:
         slots: Tensor,
     ) -> Tensor:
         """As `LayerOps.rotate_and_write`."""
-        keys.index_copy_(0, slots, _rotate(k, rotation))
-        values.index_copy_(0, slots, v)
+        keys.index_copy_(0, slots, _rotate(k, rotation)[: len(slots)])
+        values.index_copy_(0, slots, v[: len(slots)])
         return _rotate(q, rotation)
 
 
@@ -151,7 +152,7 @@ class FusedOps:
             keys.data_ptr(),
             values.data_ptr(),
             slots.data_ptr(),
-            q.shape[0],
+            slots.shape[0],
             q.shape[1],
             k.shape[1],
             q.shape[2] // 2,

@@ -18,7 +18,8 @@ class AttentionStep(Protocol):
 
         Query i of a sequence sees its first ``context_length - query_length + i + 1`` tokens.  Head h
         reads KV head ``h // (num_heads / num_kv_heads)``.  The layer's K and V of *all* sequences of
-        the batch are in the pool already: sequences may share blocks that this very step fills.
+        the batch are in the pool already: sequences may share blocks that this very step fills.  Rows of
+        ``q`` beyond the batch's T belong to no sequence, and nobody reads what comes out for them.
         """
 
 
