@@ -102,7 +102,7 @@ def check(http: TestClient, path: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", BASES)
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_absurd_values(http: TestClient, path: str, data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(FIELDS[path]), min_size=1, max_size=2, unique=True))
@@ -117,7 +117,7 @@ def test_every_field_with_every_number_and_text(http: TestClient, path: str) -> 
             check(http, path, json.dumps(BASES[path] | {name: value}).encode())
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_bodies_that_are_none(http: TestClient, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from([CHAT, COMPLETION]))

@@ -59,6 +59,8 @@ class _Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP, or its headers are too long: nothing that follows would make sense."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # what the app has to say to it is not sent any more
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is under way already
             self.transport.abort()
             return
