@@ -71,7 +71,7 @@ def test_huge_bodies_are_refused_and_leave_no_memory_behind(tiny_server: Server)
     for _ in range(7):
         for kind, status in statuses.items():
             assert answer_to(tiny_server, *huge(kind)).startswith(b"HTTP/1.1 " + status), kind
-    assert memory() - before < FIFTY_MB
+    assert memory() - before < 2 * FIFTY_MB
     assert tiny_server.http.get("/health").status_code == 200
 
 
@@ -165,3 +165,17 @@ def test_connections_that_break_off_leave_nothing_behind(tiny_server: Server) ->
     tiny_server.until_idle()
     assert tiny_server.http.get("/health").status_code == 200
     assert process.num_fds() <= before + 2
+
+
+def test_a_novel_is_refused_before_it_is_tokenised(tiny_server: Server) -> None:
+    def seconds() -> float:
+        times = psutil.Process(tiny_server.process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    before = seconds()
+    response = tiny_server.http.post("/v1/completions", json={"prompt": "a b c d " * 2_000_000})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert "20000 tokens" in error["message"]
+    assert seconds() - before < 5  # of the processor; the tokenizer would take half a minute

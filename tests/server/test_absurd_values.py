@@ -88,17 +88,24 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     assert not engine.running
 
 
-def check(http: TestClient, path: str, content: bytes) -> None:
+def check(http: TestClient, path: str, content: bytes) -> str | None:
+    """Demand an answer or a good refusal; the field that a refusal names."""
     response = http.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text
     assert "internal_error" not in response.text
-    if response.status_code != 200:
-        error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["type"] == "invalid_request_error"
-        assert error["code"]
-        assert 10 < len(error["message"]) < 600
-    assert http.post(COMPLETION, json=BASES[COMPLETION]).status_code == 200
+    if response.status_code == 200:
+        return None
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["code"]
+    assert 10 < len(error["message"]) < 600
+    param: str | None = error["param"]
+    return param
+
+
+def still_serves(http: TestClient) -> bool:
+    return http.post(COMPLETION, json=BASES[COMPLETION]).status_code == 200
 
 
 @pytest.mark.parametrize("path", BASES)
@@ -108,13 +115,16 @@ def test_absurd_values(http: TestClient, path: str, data: st.DataObject) -> None
     names = data.draw(st.lists(st.sampled_from(FIELDS[path]), min_size=1, max_size=2, unique=True))
     body = BASES[path] | {name: data.draw(VALUES, label=name) for name in names}
     check(http, path, json.dumps(body).encode())
+    assert still_serves(http)
 
 
 @pytest.mark.parametrize("path", BASES)
 def test_every_field_with_every_number_and_text(http: TestClient, path: str) -> None:
     for name in FIELDS[path]:
         for value in (*NUMBERS, *TEXTS):
-            check(http, path, json.dumps(BASES[path] | {name: value}).encode())
+            named = check(http, path, json.dumps(BASES[path] | {name: value}).encode())
+            assert named is None or named.startswith(name), (name, value)
+        assert still_serves(http)
 
 
 @settings(max_examples=100)
@@ -124,3 +134,4 @@ def test_bodies_that_are_none(http: TestClient, data: st.DataObject) -> None:
     good = json.dumps(BASES[path] | {"stop": ["a", "\ud800"], "temperature": 1e5}).encode()
     cut, to = sorted(data.draw(st.tuples(*[st.integers(0, len(good))] * 2)))
     check(http, path, good[:cut] + data.draw(st.binary(max_size=4)) + good[to:])
+    assert still_serves(http)

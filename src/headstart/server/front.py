@@ -72,7 +72,19 @@ class Front:
             )
 
     async def encode(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
-        """The tokens of ``text``.  Raises `RequestError` that names ``field`` if it is not valid Unicode."""
+        """The tokens of ``text``.
+
+        Raises `RequestError` that names ``field`` if it is not valid Unicode, and, before a tokenizer spends
+        minutes and gigabytes on it, if it would be too long even in the longest tokens there are.
+        """
+        info = self.client.info
+        if len(text) > info.max_model_len * self.tokenizer.longest_token:
+            raise RequestError(
+                f"this model's maximum context length is {info.max_model_len} tokens, "
+                f"far too few for a text of {len(text):,} characters",
+                param=field,
+                code="context_length_exceeded",
+            )
         try:
             if len(text) >= LONG_TEXT:
                 return await asyncio.to_thread(
