@@ -262,3 +262,30 @@ def test_what_is_no_http_is_told_so_in_json(engine: Any, sent: bytes) -> None:
         server.handle_exit(signal.SIGTERM)
 
     run_scene(engine, scene)
+
+
+def test_who_does_not_read_the_answer_counts_as_gone(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
+    engine.answer = "a" * 5000
+
+    async def play() -> None:
+        with bind("127.0.0.1", 0) as sock, socket.socket() as client:
+            for each, buffer in ((sock, socket.SO_SNDBUF), (client, socket.SO_RCVBUF)):
+                each.setsockopt(socket.SOL_SOCKET, buffer, 4096)  # far less than the answer
+            ready = asyncio.Event()
+            server = HttpServer(app_of(engine), on_ready=ready.set, close_engine=lambda: asyncio.sleep(0))
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            await ready.wait()
+            client.connect(sock.getsockname())
+            body = json.dumps(ASK | {"max_tokens": 900}).encode()
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            async with asyncio.timeout(60):
+                while not engine.submitted:
+                    await asyncio.sleep(0.01)
+                while engine.running or server.server_state.connections:
+                    await asyncio.sleep(0.01)
+            server.handle_exit(signal.SIGTERM)
+            await serving
+
+    asyncio.run(play())
