@@ -17,6 +17,29 @@
 A lack of room is never an exception: it is a value (``None`` from ``allocate_slots``).
 """
 
+from __future__ import annotations
+
+import reprlib
+from itertools import islice
+from typing import Any
+
+
+class _Quotes(reprlib.Repr):
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Without sorting a million keys first."""
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+
+_QUOTES = _Quotes()
+_QUOTES.maxstring = 120
+_LONGEST_QUOTE = 160
+
+
+def shown(value: object) -> str:
+    """``value`` as a sentence may quote it: its ``repr``, shortened where somebody sent a novel."""
+    quote = _QUOTES.repr(value)
+    return quote if len(quote) <= _LONGEST_QUOTE else f"{quote[:_LONGEST_QUOTE]}…"
+
 
 class HeadstartError(Exception):
     """Base of all errors raised on purpose; its text is one sentence for a person."""

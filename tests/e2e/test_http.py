@@ -212,6 +212,10 @@ def test_what_the_engine_can_never_serve(
         {"top_k": 2**31 - 1},
         {"top_p": 1e-30},
         {"seed": 2**64 - 1},
+        {"logit_bias": {"511": -100}},
+        {"presence_penalty": 2, "frequency_penalty": -2, "repetition_penalty": 0.01},
+        {"min_tokens": 4, "stop_token_ids": [511]},
+        {"logprobs": 5, "logit_bias": {"0": 100}},
     ],
 )
 def test_extreme_values_that_are_allowed_are_served(tiny_server: Server, fields: dict[str, Any]) -> None:

@@ -20,7 +20,14 @@ from headstart.engine import client as client_module
 from headstart.engine.client import EngineClient
 from headstart.engine.messages import EngineInfo, ResetDone
 from headstart.engine.request import RequestOutput, SamplingParams
-from headstart.errors import EngineDeadError, EngineError, ModelError, RequestError
+from headstart.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    HeadstartError,
+    ModelNotFoundError,
+    RequestError,
+)
 
 PATIENCE_S = 60
 PROMPT = list(range(100, 140))
@@ -172,6 +179,27 @@ def test_hundreds_of_requests_at_once(engine: Engine) -> None:
     engine.run(scenario)
 
 
+def test_silence_counts_only_while_somebody_waits(engine: Engine) -> None:
+    async def scenario() -> None:
+        client = engine.client
+        client._heard -= 1000.0
+        assert client.silence_s == 0.0
+        stream = engine.stream(PROMPT, greedy(LONG))
+        asking = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        assert 0.0 <= client.silence_s < 1000.0  # it has just been asked
+        await asking
+        client._heard -= 1000.0
+        assert client.silence_s > 1000.0
+        for _ in range(10):  # some of these were said before
+            await anext(stream)
+        assert client.silence_s < 1000.0
+        await stream.aclose()
+        assert client.silence_s == 0.0
+
+    engine.run(scenario)
+
+
 def test_whoever_leaves_early_frees_the_blocks(engine: Engine) -> None:
     async def scenario() -> None:
         stream = engine.stream(PROMPT, greedy(LONG))
@@ -308,22 +336,24 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
 ) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit(3)")  # of the user's, and no business of ours
     monkeypatch.chdir(tmp_path)
-    cases = {
-        "there is no model 'nowhere'": make_client("nowhere"),
-        "max_model_len is 4096, but the model knows 2048 positions": make_client(
-            tiny_llama_dir, max_model_len=4096
+    cases: dict[str, tuple[type[HeadstartError], EngineClient]] = {
+        "there is no model 'nowhere'": (ModelNotFoundError, make_client("nowhere")),
+        "max_model_len is 4096, but the model knows 2048 positions": (
+            ConfigError,
+            make_client(tiny_llama_dir, max_model_len=4096),
         ),
-        "the KV cache needs .* bytes on cpu but .* bytes are free": make_client(
-            tiny_llama_dir, num_blocks=2 * 10**9
+        "the KV cache needs .* bytes on cpu but .* bytes are free": (
+            EngineError,
+            make_client(tiny_llama_dir, num_blocks=2 * 10**9),
         ),
     }
 
     async def scenario() -> None:
         before = open_files()
-        outcomes = await asyncio.gather(*(c.start() for c in cases.values()), return_exceptions=True)
-        for (sentence, client), outcome in zip(cases.items(), outcomes, strict=True):
-            assert isinstance(outcome, ModelError)
-            with pytest.raises(ModelError, match=sentence):
+        outcomes = await asyncio.gather(*(c.start() for _, c in cases.values()), return_exceptions=True)
+        for (sentence, (kind, client)), outcome in zip(cases.items(), outcomes, strict=True):
+            assert isinstance(outcome, kind)
+            with pytest.raises(kind, match=sentence):
                 raise outcome
             assert not client.is_alive
             assert is_gone(pid_of(client))
@@ -402,8 +432,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.usefixtures("temporary")  # the parent has no time to tidy up
-def test_an_engine_does_not_outlive_its_parent(tiny_llama_dir: Path) -> None:
+def test_an_engine_does_not_outlive_its_parent(tiny_llama_dir: Path, temporary: Path) -> None:
     command = [sys.executable, "-c", _PARENT, str(tiny_llama_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         try:
@@ -416,6 +445,7 @@ def test_an_engine_does_not_outlive_its_parent(tiny_llama_dir: Path) -> None:
     while not is_gone(pid):
         assert time.monotonic() < deadline, "the engine is an orphan"
         time.sleep(0.01)
+    assert list(temporary.glob("headstart-*")) == []  # the parent had no time to tidy up
 
 
 # -- engines that misbehave ----------------------------------------------------------------------

@@ -81,6 +81,7 @@ def test_what_the_front_says_arrives(message: ToEngine) -> None:
         StepOutputs((), EngineStats()),
         ResetDone(7, True),
         StartFailed("a sentence"),
+        StartFailed("a sentence", "ConfigError"),
     ],
 )
 def test_what_the_engine_says_arrives(message: FromEngine) -> None:

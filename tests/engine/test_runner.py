@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -70,6 +73,24 @@ def test_the_token_after_each_row_that_asks() -> None:
         "a": int(lone_logits(TOKENS[:9]).argmax()),
         "c": int(lone_logits(TOKENS[20:25]).argmax()),
     }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {5: 100.0}},
+        {"repetition_penalty": 0.01},
+        {"presence_penalty": -2.0},
+        {"min_tokens": 1, "stop_token_ids": (5,)},
+    ],
+)
+def test_the_models_logits_can_be_adjusted(fields: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=0.0, **fields)
+    adjusted = dataclasses.replace(row("a", TOKENS[:9], [4, 2, 0]), params=params, token_counts={5: 1})
+    result = make_runner().run(plan(adjusted))
+    assert result.failed == {}
+    if "logit_bias" in fields:
+        assert result.sampled == {"a": 5}
 
 
 def test_an_empty_plan_is_an_empty_result() -> None:

@@ -122,7 +122,8 @@ class Frail:
     def __init__(self, config: EngineConfig) -> None:
         self.number = Frail.born
         Frail.born += 1
-        self.stats = EngineStats(num_running=self.number)
+        self.stats = EngineStats(num_running=3, kv_cache_usage=0.5, prompt_tokens=10, prefix_cache_hits=1)
+        self.silence_s = 0.0
         self.is_alive = True
 
     async def start(self) -> EngineInfo:
@@ -171,6 +172,45 @@ def test_deaths_long_ago_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
         supervisor = EngineSupervisor(EngineConfig(), Frail, first_pause_s=0.0)  # type: ignore[arg-type]
         await supervisor.start()
         await until(lambda: Frail.born > 2 * MAX_DEATHS)
+        await supervisor.shutdown()
+
+    asyncio.run(story())
+
+
+def test_counters_go_on_counting_when_another_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frail, "born", 0)
+    monkeypatch.setattr(Frail, "startable", range(100))
+
+    async def story() -> None:
+        supervisor = EngineSupervisor(EngineConfig(), Frail, first_pause_s=0.0)  # type: ignore[arg-type]
+        await supervisor.start()
+        assert supervisor.stats == EngineStats(
+            num_running=3, kv_cache_usage=0.5, prompt_tokens=10, prefix_cache_hits=1
+        )
+        await until(lambda: "not started again" in str(supervisor.why_down))
+        # Of five engines; and none of them does anything any more.
+        assert supervisor.stats == EngineStats(prompt_tokens=50, prefix_cache_hits=5)
+        await supervisor.shutdown()
+
+    asyncio.run(story())
+
+
+def test_an_engine_that_hangs_is_no_healthy_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_: Frail) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(Frail, "born", 0)
+    monkeypatch.setattr(Frail, "died", never)
+
+    async def story() -> None:
+        supervisor = EngineSupervisor(EngineConfig(), Frail, first_pause_s=0.0)  # type: ignore[arg-type]
+        assert "not started" in str(supervisor.why_unhealthy)
+        await supervisor.start()
+        assert supervisor.why_unhealthy is None
+        supervisor._client.silence_s = module.HUNG_S + 1  # type: ignore[misc]
+        assert "has said nothing for 301 s" in str(supervisor.why_unhealthy)
+        assert supervisor.why_down is None  # it may come to itself, so requests are still let in
         await supervisor.shutdown()
 
     asyncio.run(story())

@@ -74,7 +74,7 @@ class FakeEngine:
     gate: asyncio.Semaphore | None = None
     fail_after: int | None = None
     failure: Exception | str = field(default_factory=lambda: EngineDeadError("the engine is gone"))
-    why_down: str | None = None
+    why_unhealthy: str | None = None
     blocks_in_use: bool = False
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)

@@ -26,7 +26,7 @@ def test_models_are_listed_and_shown(client: TestClient) -> None:
 
 def test_health_follows_the_engine(client: TestClient, engine: Any) -> None:
     assert client.get("/health").status_code == 200
-    engine.why_down = "the engine was killed by signal 9; a new one is being started"
+    engine.why_unhealthy = "the engine was killed by signal 9; a new one is being started"
     response = client.get("/health")
     assert response.status_code == 503
     assert "signal 9" in response.json()["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -43,25 +44,78 @@ def test_bad_field(client: TestClient, engine: Any, row: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "code"),
+    ("content", "code", "words"),
     [
-        (b'{"prompt": "a",}', "invalid_json"),
-        (b'{"prompt": "\xff"}', "invalid_json"),
-        (b"[" * 100_000, "invalid_json"),
-        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "invalid_json"),
-        (b"", "invalid_type"),
-        (b"null", "invalid_type"),
-        (b"[1, 2]", "invalid_type"),
-        (b'"text"', "invalid_type"),
-        (b'{"prompt": "a", "temperature": NaN}', "invalid_value"),
-        (b'{"prompt": "a", "temperature": 1e999}', "invalid_value"),
-        (b'{"prompt": "\\ud800"}', "invalid_value"),
+        (b'{"prompt": "a",}', "invalid_json", "at character 15"),
+        (b'{"prompt": "a', "invalid_json", "Unterminated string starting at character 11"),
+        (b'{"prompt": "a"} {}', "invalid_json", "Extra data at character 16"),
+        (b'{"prompt": "\xff"}', "invalid_json", "not text in UTF-8: byte 12 is wrong"),
+        (b"[" * 100_000, "invalid_json", "nested too deeply"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "invalid_json", "more than 4300 digits"),
+        (b"", "invalid_type", "a JSON object"),
+        (b"null", "invalid_type", "a JSON object"),
+        (b"[1, 2]", "invalid_type", "a JSON object"),
+        (b'"text"', "invalid_type", "a JSON object"),
+        (b'{"prompt": "a", "temperature": NaN}', "invalid_value", "between 0 and 100, got nan"),
+        (b'{"prompt": "a", "temperature": 1e999}', "invalid_value", "between 0 and 100, got inf"),
+        (b'{"prompt": "\\ud800"}', "invalid_value", "half a surrogate pair"),
+        (b'{"prompt": "a", "max_tokens": 1e30}', "invalid_value", "an integer of at least 1"),
+        (b'{"prompt": "a", "max_tokens": -0}', "invalid_value", "an integer of at least 1"),
     ],
 )
-def test_bad_body(client: TestClient, content: bytes, code: str) -> None:
+def test_bad_body(client: TestClient, content: bytes, code: str, words: str) -> None:
     response = client.post("/v1/completions", content=content, headers=JSON)
     assert response.status_code == 400
-    assert error_of(response)["code"] == code
+    error = error_of(response)
+    assert error["code"] == code
+    assert words in error["message"]
+
+
+def test_half_a_surrogate_is_the_messages_fault_in_a_chat(client: TestClient) -> None:
+    body = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
+    response = client.post("/v1/chat/completions", content=body, headers=JSON)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "messages"
+
+
+def test_a_byte_order_mark_is_allowed(client: TestClient) -> None:
+    body = json.dumps(GOOD).encode("utf-8-sig")
+    assert client.post("/v1/completions", content=body, headers=JSON).status_code == 200
+
+
+def test_of_a_key_that_comes_twice_the_last_counts(client: TestClient, engine: Any) -> None:
+    assert client.post("/v1/completions", content=b'{"prompt": "a", "prompt": "b"}', headers=JSON).is_success
+    assert engine.submitted[-1][0] == engine.tokenizer.encode("b")
+
+
+def test_compressed_bodies_are_refused(client: TestClient) -> None:
+    response = client.post(
+        "/v1/completions", content=gzip.compress(b"{}"), headers=JSON | {"content-encoding": "gzip"}
+    )
+    assert response.status_code == 415
+    assert "Content-Encoding" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "model": "m" * 10**6}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(token): 1000 for token in range(1024)}}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(token): None for token in range(20_000)}}),
+        ("/v1/completions", {"prompt": [None] * 20_000}),
+        ("/v1/completions", {"prompt": [1, "a", [1]] * 20_000}),
+        ("/v1/completions", {"prompt": [[]] * 20_000}),
+        ("/v1/completions", {"prompt": "a", "stop": ["s" * 1000] * 15 + [""]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [1] * 100}] * 1000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "t" * 10**6}]}]}),
+        ("/v1/completions/" + "x" * 10**4, {}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 10**4000}),
+    ],
+)
+def test_a_novel_is_not_sent_back(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    response = client.post(path, json=body)
+    assert 400 <= response.status_code < 500
+    assert len(error_of(response)["message"]) < 400
 
 
 def test_half_a_surrogate_in_a_name_is_quoted_safely(client: TestClient) -> None:
@@ -108,6 +162,7 @@ def test_huge_body_is_refused_whether_its_length_is_told_or_not(client: TestClie
     for content in (body, chunks()):
         response = client.post("/v1/completions", content=content, headers=JSON)
         assert response.status_code == 413
+        assert error_of(response)["code"] == "request_too_large"
         assert f"{MAX_BODY_BYTES:,}" in error_of(response)["message"]
 
 

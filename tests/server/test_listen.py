@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -170,3 +171,121 @@ def test_when_grace_is_over_they_end_with_an_error(
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping"
 
     assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
+
+
+HALF_A_BODY = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 9\r\n\r\n{"
+)
+
+
+async def send_raw(
+    client: httpx.AsyncClient, data: bytes
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which so much was sent."""
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(data)
+    return reader, writer
+
+
+async def until_cut(reader: asyncio.StreamReader) -> bytes:
+    """What still comes before the server hangs up."""
+    with suppress(ConnectionResetError):
+        return await asyncio.wait_for(reader.read(), 30)
+    return b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nA: "])
+def test_who_does_not_come_to_the_point_is_hung_up_on(
+    engine: Any, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.gate = asyncio.Semaphore(0)
+
+    async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
+        waiting = await begin_stream(client)  # for the engine, however long it takes: that is no dawdling
+        monkeypatch.setattr(listen, "HEADER_SECONDS", 0.0)
+        reader, writer = await send_raw(client, sent)
+        assert await until_cut(reader) == b""
+        writer.close()
+        for _ in range(20):
+            engine.gate.release()
+        assert (await waiting).endswith("data: [DONE]\n\n")
+        server.handle_exit(signal.SIGTERM)
+
+    run_scene(engine, scene)
+
+
+def test_a_connection_in_use_is_kept_however_old_it_is(engine: Any) -> None:
+    engine.gate = asyncio.Semaphore(0)
+
+    async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
+        reader, writer = await send_raw(client, b"")
+        for _ in range(10):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"HTTP/1.1 200" in await asyncio.wait_for(reader.readuntil(b"}"), 30)
+            await server.on_tick(1)
+            half = listen.HEADER_SECONDS / 2
+            server._asking = {key: since - half for key, since in server._asking.items()}  # time flies
+        writer.close()
+        server.handle_exit(signal.SIGTERM)
+
+    run_scene(engine, scene)
+
+
+def test_half_a_body_does_not_keep_the_server_from_ending(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.gate = asyncio.Semaphore(0)
+    monkeypatch.setattr(listen, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(listen, "LAST_WORDS_SECONDS", 0.0)
+
+    async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
+        reader, writer = await send_raw(client, HALF_A_BODY)
+        await client.get("/health")  # so that it has come
+        server.handle_exit(signal.SIGTERM)
+        assert await until_cut(reader) == b""
+        writer.close()
+
+    assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01 hello\r\n\r\n", b"GET /" + b"a" * 100_000])
+def test_what_is_no_http_is_told_so_in_json(engine: Any, sent: bytes) -> None:
+    engine.gate = asyncio.Semaphore(0)
+
+    async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
+        reader, writer = await send_raw(client, sent)
+        head, _, body = (await until_cut(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+        writer.close()
+        server.handle_exit(signal.SIGTERM)
+
+    run_scene(engine, scene)
+
+
+def test_who_does_not_read_the_answer_counts_as_gone(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
+    engine.answer = "a" * 5000
+
+    async def play() -> None:
+        with bind("127.0.0.1", 0) as sock, socket.socket() as client:
+            for each, buffer in ((sock, socket.SO_SNDBUF), (client, socket.SO_RCVBUF)):
+                each.setsockopt(socket.SOL_SOCKET, buffer, 4096)  # far less than the answer
+            ready = asyncio.Event()
+            server = HttpServer(app_of(engine), on_ready=ready.set, close_engine=lambda: asyncio.sleep(0))
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            await ready.wait()
+            client.connect(sock.getsockname())
+            body = json.dumps(ASK | {"max_tokens": 900}).encode()
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            async with asyncio.timeout(60):
+                while not engine.submitted:
+                    await asyncio.sleep(0.01)
+                while engine.running or server.server_state.connections:
+                    await asyncio.sleep(0.01)
+            server.handle_exit(signal.SIGTERM)
+            await serving
+
+    asyncio.run(play())

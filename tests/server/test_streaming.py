@@ -202,7 +202,7 @@ def test_health_answers_while_a_long_text_is_tokenised(engine: Any, monkeypatch:
 
     async def scene() -> None:
         app = app_of(engine)
-        long = Client(app, "/v1/completions", {"prompt": "word " * 10_000})
+        long = Client(app, "/v1/completions", {"prompt": "word " * 900})
         await until(tokenising.is_set)
         health = Client(app, "/health", method="GET")
         await health.served
@@ -231,5 +231,30 @@ def test_until_disconnect_prefers_a_result_that_is_there() -> None:
         assert await until_disconnect(gone, answer()) == 42
         with pytest.raises(ClientDisconnect):
             await until_disconnect(gone, never())  # type: ignore[arg-type]
+
+    asyncio.run(scene())
+
+
+def test_health_answers_while_a_template_takes_its_time(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendering, proceed = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> str:
+        rendering.set()
+        assert proceed.wait(30)
+        return "hi"
+
+    monkeypatch.setattr(ChatTemplate, "render", slow)
+
+    async def scene() -> None:
+        app = app_of(engine)
+        chat = Client(app, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        await until(rendering.is_set)
+        health = Client(app, "/health", method="GET")
+        await health.served
+        assert health.status == 200
+        assert not chat.served.done()
+        proceed.set()
+        await chat.served
+        assert chat.status == 200
 
     asyncio.run(scene())

@@ -192,3 +192,75 @@ def test_a_broken_template_is_found_when_it_is_read(
 def test_no_directory_no_template(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="is not a directory"):
         ChatTemplate.from_directory(tmp_path / "absent")
+
+
+FOREVER = {
+    "loops of ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "loops that speak": "{% for i in range(9999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
+    "loops without calls": (
+        "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% for k in r if false %}{% endfor %}"
+        "{% endfor %}{% endfor %}"
+    ),
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "recursive loops": (
+        "{% set r = range(50) %}{% for i in r recursive %}{% if loop.depth < 50 %}{{ loop(r) }}{% endif %}"
+        "{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", FOREVER.values(), ids=FOREVER)
+def test_a_template_that_would_take_forever_is_broken_off(text: str) -> None:
+    template = ChatTemplate(text, seconds=0.05)
+    for _ in range(2):  # each time anew
+        with pytest.raises(RequestError, match=r"takes longer than 0\.05 seconds"):
+            template.render(USER)
+
+
+def test_a_prompt_without_end_is_broken_off() -> None:
+    template = ChatTemplate(
+        "{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", max_length=1000
+    )
+    with pytest.raises(RequestError, match="more than 1,000 characters"):
+        template.render(USER)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 'a' * 10**12 }}",
+        "{{ 10**12 * 'a' }}",
+        "{{ [1] * 10**12 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    ],
+)
+def test_a_product_beyond_reason_is_not_computed(text: str) -> None:
+    with pytest.raises(RequestError, match=r"the result of \*\*? is too large"):
+        ChatTemplate(text).render(USER)
+
+
+def test_products_within_reason_are() -> None:
+    assert (
+        ChatTemplate(
+            "{{ 'ab' * 2 }} {{ 2 * 'ab' }} {{ [1] * 2 }} {{ 2 ** 10 }} {{ 2 ** -1 }} {{ 1.5 * 2 }}"
+        ).render(USER)
+        == "abab abab [1, 1] 1024 0.5 3.0"
+    )
+
+
+def test_a_look_at_the_clock_is_not_seen_in_the_prompt() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if loop.index == 3 %}{% break %}{% endif %}"
+        "|{{ loop.length }}{{ loop.last }}{% for c in m.content recursive %}{{ c }}{% endfor %}"
+        "{% else %}x{% endfor %}"
+    )
+    assert template.render(USER * 4) == "|4Falsehi|4Falsehi"
+
+
+def test_a_reason_is_no_novel() -> None:
+    with pytest.raises(RequestError) as caught:
+        ChatTemplate("{{ raise_exception(messages[0].content) }}").render(
+            [{"role": "user", "content": "a" * 10**6}]
+        )
+    assert len(str(caught.value)) < 400

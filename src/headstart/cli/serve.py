@@ -227,6 +227,7 @@ async def _serve(
 ) -> None:
     """Start the engine, serve until a signal, end the engine."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what strangers send
     tokenizer, template = text
     client = EngineSupervisor(config)
     starting = asyncio.current_task()

@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 import tempfile
+import time
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from headstart import errors
 from headstart.config import EngineConfig
 from headstart.engine.limits import Limits
 from headstart.engine.messages import (
@@ -32,7 +34,7 @@ from headstart.engine.messages import (
     ToEngine,
 )
 from headstart.engine.request import RequestOutput, SamplingParams
-from headstart.errors import EngineDeadError, EngineError, HeadstartError, ModelError, RequestError
+from headstart.errors import EngineDeadError, EngineError, HeadstartError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +67,13 @@ class EngineClient:
         self._limits: Limits | None = None
         self._death: str | None = None  # what happened, if it is gone
         self._gone = asyncio.Event()
+        self._heard = 0.0  # when it last said something, or was first asked to
 
     async def start(self) -> EngineInfo:
         """Start the engine and wait until it is ready.  If that fails, nothing is left behind.
 
-        Raises ``ModelError`` with the engine's own sentence, or ``EngineDeadError`` if it dies on the way.
+        Raises what the engine raised (``ModelError``, ``ConfigError``, ``EngineError``) with its own
+        sentence, or ``EngineDeadError`` if it dies on the way.
         """
         try:
             self.info = info = await self._launch()
@@ -92,7 +96,9 @@ class EngineClient:
         self._ready = asyncio.get_running_loop().create_future()
         self._send(self._config)  # is kept until the engine has connected
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch(process))]
-        return await self._ready
+        info = await self._ready
+        self._directory.cleanup()  # they are connected; should we be killed, nothing is left of it
+        return info
 
     async def _spawn(self, address: str) -> asyncio.subprocess.Process:
         spawning = asyncio.ensure_future(
@@ -117,6 +123,11 @@ class EngineClient:
     def is_alive(self) -> bool:
         """Whether the engine process runs."""
         return self._limits is not None and self._death is None
+
+    @property
+    def silence_s(self) -> float:
+        """How many seconds the engine has said nothing while requests wait for it; 0 while none do."""
+        return time.monotonic() - self._heard if self._queues else 0.0
 
     def generate(
         self,
@@ -149,6 +160,8 @@ class EngineClient:
         self._check_alive()  # again: this runs when the first output is asked for
         if submit.request_id in self._queues:
             raise RequestError(f"request id {submit.request_id!r} is in use", param="request_id")
+        if not self._queues:
+            self._heard = time.monotonic()
         queue = self._queues[submit.request_id] = asyncio.Queue()
         running = True
         try:
@@ -229,7 +242,9 @@ class EngineClient:
     async def _receive(self) -> None:
         try:
             while True:
-                self._take(self._decoder.decode(await self._socket.recv()))
+                message = self._decoder.decode(await self._socket.recv())
+                self._heard = time.monotonic()
+                self._take(message)
         except Exception:  # whatever it is, nobody may be left waiting
             logger.exception("the engine's messages cannot be read any more")
             self._fail_all("the engine's messages cannot be read any more")
@@ -249,7 +264,7 @@ class EngineClient:
                 if done is not None and not done.done():  # as above
                     done.set_result(message.success)
             case StartFailed():
-                self._fail_all(message.error, ModelError)
+                self._fail_all(message.error, getattr(errors, message.kind, EngineError))
             case EngineInfo():
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headstart.engine.request import SamplingParams
-from headstart.errors import RequestError
+from headstart.errors import RequestError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Limits:
         outside = [token for token in bias if not 0 <= token < self.vocab_size]
         if outside:
             raise RequestError(
-                f"logit_bias has token id {outside[0]}, which is outside the vocabulary: "
+                f"logit_bias has token id {shown(outside[0])}, which is outside the vocabulary: "
                 f"ids go from 0 to {self.vocab_size - 1}",
                 param="logit_bias",
                 code="invalid_value",
@@ -81,7 +81,7 @@ class Limits:
             return
         position = next(i for i, token in enumerate(token_ids) if not 0 <= token < self.vocab_size)
         raise RequestError(
-            f"token id {token_ids[position]} at position {position} is outside the vocabulary: "
+            f"token id {shown(token_ids[position])} at position {position} is outside the vocabulary: "
             f"ids go from 0 to {self.vocab_size - 1}",
             param="prompt",
             code="invalid_value",

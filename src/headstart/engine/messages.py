@@ -79,6 +79,20 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
 
+    def after(self, earlier: EngineStats) -> EngineStats:
+        """These gauges, with the counters of an engine that went before added to these."""
+        sums = {name: getattr(self, name) + getattr(earlier, name) for name in _COUNTERS}
+        return msgspec.structs.replace(self, **sums)
+
+    def at_rest(self) -> EngineStats:
+        """These counters, with the gauges of an engine that does nothing."""
+        return EngineStats(**{name: getattr(self, name) for name in _COUNTERS})
+
+
+_COUNTERS = (
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens"),
+)
+
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """Everything one step brought."""
@@ -101,9 +115,10 @@ class ResetDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not start; ``error`` is the sentence for the user."""
+    """The engine could not start; ``error`` is the sentence for the user, ``kind`` its class's name."""
 
     error: str
+    kind: str = "EngineError"
 
 
 FromEngine = EngineInfo | Planned | StepOutputs | ResetDone | StartFailed

@@ -140,7 +140,7 @@ def _run(socket: zmq.Socket[bytes], front: int) -> int:
 
         core, info = build_engine(config)
     except HeadstartError as error:
-        socket.send(msgspec.msgpack.encode(StartFailed(str(error))))
+        socket.send(msgspec.msgpack.encode(StartFailed(str(error), type(error).__name__)))
         os.read(front, 1)  # until the front has read it and hangs up: it must not see us end before that
         return 1
     socket.send(msgspec.msgpack.encode(info))

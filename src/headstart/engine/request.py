@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headstart.cache import BlockCopy, CacheRequest
-from headstart.errors import RequestError
+from headstart.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20
@@ -107,7 +107,9 @@ class SamplingParams:
     def _demand(self, name: str, condition: bool, allowed: str) -> None:
         if not condition:
             raise RequestError(
-                f"{name} must be {allowed}, got {getattr(self, name)!r}", param=name, code="invalid_value"
+                f"{name} must be {allowed}, got {shown(getattr(self, name))}",
+                param=name,
+                code="invalid_value",
             )
 
 

@@ -28,6 +28,7 @@ class Runner:
         self._attention = attention
         self._sampler = sampler
 
+    @torch.inference_mode()  # for the sampler: what the model computed in it may be changed only in it
     def run(self, plan: StepPlan) -> StepResult:
         """A token, or why there is none, for each row that asked for one.
 

@@ -23,6 +23,8 @@ MAX_DEATHS, WINDOW_S = 5, 300.0
 """So many deaths within so many seconds, and no further engine is started."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """Between a death and the next start: doubled with each death in the window."""
+HUNG_S = 300.0
+"""An engine at work speaks after each step; a large step of a large model may take minutes on a CPU."""
 
 
 class EngineSupervisor:
@@ -41,14 +43,16 @@ class EngineSupervisor:
         self._make_client = make_client
         self._first_pause_s = first_pause_s
         self._client = make_client(config)
+        self._earlier = EngineStats()
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         self._down: str | None = "the engine was not started"
         self._keeper: asyncio.Task[None] | None = None
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine reported last; its counters begin anew with each engine."""
-        return self._client.stats
+        """What the engine reported last, with the counters of all engines that went before it."""
+        stats = self._client.stats.after(self._earlier)
+        return stats if self.is_alive else stats.at_rest()
 
     @property
     def is_alive(self) -> bool:
@@ -61,6 +65,15 @@ class EngineSupervisor:
         if self.is_alive:
             return None
         return self._down or "the engine has just ended and will be started again"
+
+    @property
+    def why_unhealthy(self) -> str | None:
+        """A sentence that says why nobody is served: no engine, or one that hangs; None if all is well."""
+        if self.why_down is None and self._client.silence_s > HUNG_S:
+            return (
+                f"the engine has said nothing for {self._client.silence_s:.0f} s, though requests wait for it"
+            )
+        return self.why_down
 
     async def start(self) -> EngineInfo:
         """Start the first engine.  Raises as `EngineClient.start` does: a bad start is not tried again."""
@@ -126,6 +139,7 @@ class EngineSupervisor:
         self._down = f"{why}; a new one is being started"
         logger.error("%s (in %.2f s; death %d of %d)", self._down, pause, len(self._deaths), MAX_DEATHS)
         await asyncio.sleep(pause)
+        self._earlier = self.stats
         self._client = self._make_client(self._config)
         try:
             self.info = await self._client.start()

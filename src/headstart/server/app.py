@@ -65,7 +65,7 @@ def _add_operations(app: FastAPI, front: Front) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """200 while an engine serves, else 503 with the reason."""
-        if (why := front.client.why_down) is not None:
+        if (why := front.client.why_unhealthy) is not None:
             raise EngineDeadError(why)
         return {"status": "ok"}
 

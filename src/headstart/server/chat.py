@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -41,7 +42,8 @@ def router(front: Front) -> APIRouter:
         """Answer a conversation, whole or (``stream``) as it is generated."""
         ticket = front.admit(body, "chatcmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
-        prompt = await front.encode(_render(front, body), add_special_tokens=False)
+        text = await asyncio.to_thread(_render, front, body)  # the model's template may take its time
+        prompt = await front.encode(text, add_special_tokens=False, field="messages")
         generation = front.generate(prompt, params, ticket, prompt_field="messages")
         if body.stream:
             return EventStream(_chunks(front, ticket, generation, include_usage=body.include_usage))

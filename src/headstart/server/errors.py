@@ -6,7 +6,7 @@ answer; so a plain reply, a stream that had begun and an unknown route all speak
 
 from __future__ import annotations
 
-import reprlib
+import sys
 from http import HTTPStatus
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from headstart.errors import EngineDeadError, HeadstartError, RequestError
+from headstart.errors import EngineDeadError, HeadstartError, RequestError, shown
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is left to read it
 
@@ -103,12 +103,13 @@ def _from_validation(error: Any) -> RequestError:
     """Pydantic's first complaint as a sentence; the custom kinds are those of `server.protocol`."""
     param = _path(error["loc"][1:])
     details = error.get("ctx", {})
-    given = reprlib.repr(error["input"])  # shortened: a million tokens would be no help
+    given = shown(error["input"])
     code = "invalid_value"
     match error["type"]:
         case "json_invalid":
             where = error["loc"][1]
-            message = f"the body is not valid JSON: {details['error']} at character {where}"
+            what = details["error"].removesuffix(" at")
+            message = f"the body is not valid JSON: {what} at character {where}"
             return RequestError(message, code="invalid_json")
         case _ if not param:
             return RequestError("the body must be a JSON object", code="invalid_type")
@@ -136,7 +137,8 @@ def _from_validation(error: Any) -> RequestError:
 
 def _from_http(request: Request, error: HTTPException) -> RequestError:
     """The framework's own refusals, in words."""
-    asked = f"{request.method} {request.url.path}"
+    path = request.scope["path"]
+    asked = f"{request.method} {path if len(path) <= 200 else f'{path[:200]}…'}"
     match error.status_code:
         case 404:
             return RequestError(
@@ -148,10 +150,26 @@ def _from_http(request: Request, error: HTTPException) -> RequestError:
                 f"{asked} is not possible: use {allowed}", code="method_not_supported", status=405
             )
         case 400:
-            return RequestError("the body is not valid JSON in UTF-8", code="invalid_json")
+            return _from_reading(error.__cause__)
         case status:
             detail = error.detail or HTTPStatus(status).phrase.lower()
             return RequestError(str(detail), status=status)
+
+
+def _from_reading(cause: BaseException | None) -> RequestError:
+    """Why the body could not be read: FastAPI says 400 to all, `BodyLimit`'s refusals too."""
+    match cause:
+        case RequestError():
+            return cause
+        case UnicodeDecodeError():
+            why = f"not text in {cause.encoding.upper()}: byte {cause.start} is wrong ({cause.reason})"
+        case RecursionError():
+            why = "not valid JSON: its lists and objects are nested too deeply"
+        case ValueError():  # the one thing that JSON allows and Python refuses
+            why = f"not valid JSON: no number may have more than {sys.get_int_max_str_digits()} digits"
+        case _:
+            why = "not valid JSON"
+    return RequestError(f"the body is {why}", code="invalid_json")
 
 
 def _path(location: tuple[str | int, ...]) -> str:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from headstart.engine.request import SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.errors import RequestError
+from headstart.errors import RequestError, shown
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics, RequestTimer
 from headstart.server.protocol import GenerationRequest
@@ -65,17 +65,36 @@ class Front:
         """Raises `RequestError` unless ``name`` is the served model."""
         if name != self.model:
             raise RequestError(
-                f"the model {name!r} is not served here; {self.model!r} is",
+                f"the model {shown(name)} is not served here; {self.model!r} is",
                 param="model",
                 code="model_not_found",
                 status=404,
             )
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The tokens of ``text``."""
-        if len(text) < LONG_TEXT:
+    async def encode(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
+        """The tokens of ``text``.
+
+        Raises `RequestError` that names ``field`` if it is not valid Unicode, and, before a tokenizer spends
+        minutes and gigabytes on it, if it would be too long even in the longest tokens there are.
+        """
+        info = self.client.info
+        if len(text) > info.max_model_len * self.tokenizer.longest_token:
+            raise RequestError(
+                f"this model's maximum context length is {info.max_model_len} tokens, "
+                f"far too few for a text of {len(text):,} characters",
+                param=field,
+                code="context_length_exceeded",
+            )
+        try:
+            if len(text) >= LONG_TEXT:
+                return await asyncio.to_thread(
+                    self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+                )
+            await asyncio.sleep(0)  # a thousand short texts must not keep the others waiting either
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        except RequestError as error:
+            error.param = field
+            raise
 
     def generate(
         self,
@@ -117,8 +136,9 @@ async def require_json(request: Request) -> None:
     """Refuse a body that does not say it is JSON, before anybody looks into it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
+        got = shown(kind) if kind else "none"
         raise RequestError(
-            f"the body must be sent with Content-Type: application/json, got {kind or 'none'}",
+            f"the body must be sent with Content-Type: application/json, got {got}",
             code="unsupported_media_type",
             status=415,
         )

@@ -7,15 +7,22 @@ import errno
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, RequestError
+from headstart.server.errors import describe
 
 GRACE_SECONDS = 5.0  # well within the ten that container runtimes wait before they kill
+LAST_WORDS_SECONDS = 1.0  # for the errors of requests that grace did not suffice for
+HEADER_SECONDS = 30.0  # from one answer, or the connection's beginning, to the next request's headers
+UNREAD_SECONDS = 60  # of not taking an answer that is there for it, after which a client counts as gone
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -30,6 +37,9 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     # Connections of a server that just ended linger for a minute; they must not keep its successor out.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Both pass on to accepted connections: what nobody reads, and clients that vanished without a word.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     try:
         sock.bind(address)
     except OSError as error:
@@ -44,13 +54,37 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Protocol(H11Protocol):
+    """Uvicorn's HTTP/1.1, whichever others are installed; it says in JSON what is wrong with a request."""
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP, or its headers are too long: nothing that follows would make sense."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # what the app has to say to it is not sent any more
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is under way already
+            self.transport.abort()
+            return
+        message = f"{msg.rstrip('.').lower()}: it is no HTTP/1.1, or its headers are too long"
+        _, reply = describe(RequestError(message, code="invalid_http"))
+        head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=head, reason=b"Bad Request"),
+            h11.Data(data=reply.model_dump_json().encode()),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
 class HttpServer(uvicorn.Server):
-    """Uvicorn that says when it accepts connections and ends without leaving anybody hanging.
+    """Uvicorn that says when it accepts connections, waits for nobody forever and leaves nobody hanging.
+
+    Who takes longer than `HEADER_SECONDS` to ask for something is hung up on.
 
     The first signal (`handle_exit`) stops new connections and gives running requests `GRACE_SECONDS`;
-    then, or at the second signal, ``close_engine`` ends them with an error of their own.  Who runs this
-    installs the signal handlers: uvicorn's own would raise the signal anew at the end and so turn a
-    graceful stop into a death by signal.
+    then, or at the second signal, ``close_engine`` ends them with an error of their own; connections that
+    are left after that are cut.  Who runs this installs the signal handlers: uvicorn's own would raise the
+    signal anew at the end and so turn a graceful stop into a death by signal.
     """
 
     def __init__(
@@ -62,12 +96,19 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app, lifespan="off", ws="none", log_config=None, access_log=False, server_header=False
+                app,
+                http=_Protocol,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
             )
         )
         self._on_ready = on_ready
         self._close_engine = close_engine
         self._hurry = asyncio.Event()
+        self._asking: dict[tuple[_Protocol, Any], float] = {}  # since when, by connection and last request
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -95,17 +136,30 @@ class HttpServer(uvicorn.Server):
             raise _cannot_listen(host, port, error) from error
         self._on_ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Uvicorn's, ten times a second; hangs up on whoever does not come to the point."""
+        now = asyncio.get_running_loop().time()
+        self._asking = {
+            (each, each.cycle): self._asking.get((each, each.cycle), now)
+            for each in self.server_state.connections
+            if isinstance(each, _Protocol) and (each.cycle is None or each.cycle.response_complete)
+        }
+        for (connection, _), since in self._asking.items():
+            if now - since > HEADER_SECONDS:
+                connection.transport.close()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, wait for running requests as long as grace lasts, end the engine."""
-        ending = asyncio.create_task(self._end_engine())
-        await super().shutdown(sockets)
-        self._hurry.set()
-        await ending
-
-    async def _end_engine(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), GRACE_SECONDS)
+        closing = asyncio.create_task(super().shutdown(sockets))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((closing, hurry), timeout=GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
         await self._close_engine()
+        await asyncio.wait((closing,), timeout=LAST_WORDS_SECONDS)
+        for connection in self.server_state.connections:  # of clients that neither send nor read
+            connection.transport.abort()
+        await closing
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -68,28 +69,46 @@ def _is_text(text: str) -> str:
     return text
 
 
+def _few_biases(value: Any) -> Any:
+    """No more than are allowed: pydantic counts the entries of an object only after it has looked at all."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError
+    return value
+
+
+T = TypeVar("T")
+# One complaint is all that is told; of a list with a million entries pydantic would write a million.
+ListOf = Annotated[list[T], Field(fail_fast=True)]
 Integer = Annotated[int, Field(strict=True)]
-TokenIds = list[Integer]
-_StopTokenIds = list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
+TokenIds = ListOf[Integer]
+_StopTokenIds = ListOf[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
 _StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
 
 _Bits64 = Annotated[
-    int | None, Field(strict=True, ge=-(2**63), lt=2**64), must_be("an integer of at most 64 bits")
+    int | None,
+    Field(strict=True, ge=-(2**63), lt=2**64),
+    must_be(f"an integer of at most 64 bits, from {-(2**63)} to {2**64 - 1}"),
 ]
 _Count = Annotated[
-    int | None, Field(strict=True, ge=-(2**31), lt=2**31), must_be("an integer below 2147483648")
+    int | None,
+    Field(strict=True, ge=-(2**31), lt=2**31),
+    must_be("0 or -1 (off) or an integer below 2147483648"),
 ]
-_Limit = Annotated[int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1")]
-_Natural = Annotated[int | None, Field(strict=True, ge=0, lt=2**31), must_be("an integer of at least 0")]
+_Limit = Annotated[
+    int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1 and below 2147483648")
+]
+_Natural = Annotated[
+    int | None, Field(strict=True, ge=0, lt=2**31), must_be("an integer of at least 0 and below 2147483648")
+]
 _LogitBias = Annotated[
-    Annotated[dict[int, Annotated[float, Field(strict=True)]], Field(max_length=MAX_BIASES)] | None,
+    Annotated[dict[int, Annotated[float, Field(strict=True)]], BeforeValidator(_few_biases)] | None,
     must_be(f"an object of at most {MAX_BIASES} token ids, each with a number"),
 ]
 _Number = Annotated[float | None, Field(strict=True), must_be("a number")]
 _Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
 _String = Annotated[str | None, must_be("a string")]
 _Stop = Annotated[
-    _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
+    _StopString | Annotated[ListOf[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
     must_be(
         f"a string of at most {MAX_STOP_LENGTH} characters of valid Unicode, or a list of at most "
         f"{MAX_STOP_STRINGS} of them"
@@ -187,7 +206,7 @@ class Message(BaseModel):
         must_be("one of system, developer, user, assistant and tool"),
     ]
     content: Annotated[
-        str | Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)],
+        str | Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_PARTS)],
         must_be(f'a string or a list of at most {MAX_PARTS} parts like {{"type": "text", "text": "…"}}'),
     ]
     name: _String = None
@@ -198,7 +217,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[ListOf[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: _Limit = None
     add_generation_prompt: _Flag = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
@@ -241,7 +260,7 @@ class CompletionRequest(GenerationRequest):
     """The body of ``POST /v1/completions``; several prompts give several choices."""
 
     prompt: Annotated[
-        str | TokenIds | list[str] | list[TokenIds],
+        str | TokenIds | ListOf[str] | ListOf[TokenIds],
         must_be("a text, a list of token ids, a list of texts or a list of lists of token ids"),
     ]
 

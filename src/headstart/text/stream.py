@@ -76,13 +76,14 @@ class _StopString:
     def __init__(self, text: str) -> None:
         self.text = text
         self.num_matched = 0
-        # _borders[i]: length of the longest proper prefix of text[:i + 1] that is also its suffix.
+        # _borders[i]: length of the longest proper prefix of text[:i + 1] that is also its suffix.  They are
+        # found as they are needed, since most stop strings are never more than begun.
         self._borders = [0]
-        for character in text[1:]:
-            self._borders.append(self._next(self._borders[-1], character))
 
     def advance(self, character: str) -> bool:
         """Whether ``character`` completes the string; not to be called again once it did."""
+        while len(self._borders) < self.num_matched:
+            self._borders.append(self._next(self._borders[-1], self.text[len(self._borders)]))
         self.num_matched = self._next(self.num_matched, character)
         return self.num_matched == len(self.text)
 

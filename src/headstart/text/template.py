@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,9 +14,10 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from headstart.errors import CorruptModelError, RequestError
+from headstart.errors import CorruptModelError, RequestError, shown
 from headstart.text.model_files import read_json, read_text, require_directory, special_tokens
 
 # What an expression in a template can raise besides jinja's own errors: None + "text", 1 / 0, "a" * 10**12.
@@ -29,6 +32,10 @@ _FAULTS = (
     MemoryError,
 )
 
+_MAX_REASON = 200  # characters; a template may quote what it was given
+_MAX_REPEATED = 2**24  # characters or entries
+_MAX_BITS = 2**16  # of a number
+
 
 class ChatTemplate:
     """A model's chat template, compiled once; ``render`` gives the prompt.
@@ -38,7 +45,8 @@ class ChatTemplate:
     is its clock, local time unless told otherwise.
 
     A template is code from a stranger: it runs in jinja's immutable sandbox, which keeps it from
-    attributes of Python objects, from changing the messages and from ranges beyond 100,000.
+    attributes of Python objects, from changing the messages and from ranges beyond 100,000, and within
+    ``seconds`` of a thread's own time and ``max_length`` characters.
 
     Raises ``CorruptModelError`` if a template is not one.
     """
@@ -49,6 +57,8 @@ class ChatTemplate:
         *,
         named: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
+        seconds: float = 10.0,
+        max_length: int = 2**26,
     ) -> None:
         sources = {"default": source} if isinstance(source, str) else source
         if "default" not in sources:
@@ -56,12 +66,14 @@ class ChatTemplate:
                 f"the model names its chat templates {', '.join(sorted(sources)) or 'not at all'}; "
                 "one of them must be 'default'"
             )
-        environment = _environment(now)
+        self._environment = environment = _environment(now)
+        self._seconds = seconds
+        self._max_length = max_length
         self._named = dict(named or {})
         self._templates: dict[str, jinja2.Template] = {}
         for name, text in sources.items():
             try:
-                self._templates[name] = environment.from_string(text)
+                self._templates[name] = environment.from_string(_with_ticks(environment, text))
             except (jinja2.TemplateError, RecursionError) as error:
                 raise CorruptModelError(f"the model's chat template {name!r} is broken: {error}") from error
 
@@ -108,10 +120,20 @@ class ChatTemplate:
         }
         told.setdefault("documents", None)
         try:
-            return self._templates[name].render(told)
+            self._environment.allow(self._seconds)
+            return self._bounded(self._templates[name].generate(told))
         except _FAULTS as error:
-            reason = str(error) or type(error).__name__
+            reason = str(error)[:_MAX_REASON] or type(error).__name__
             raise _refused(f"the model's chat template cannot render these messages: {reason}") from error
+
+    def _bounded(self, pieces: Iterable[str]) -> str:
+        kept, length = [], 0
+        for piece in pieces:
+            kept.append(piece)
+            length += len(piece)
+            if length > self._max_length:
+                raise jinja2.TemplateError(f"the prompt has more than {self._max_length:,} characters")
+        return "".join(kept)
 
 
 def _configured(path: Path) -> dict[str, str]:
@@ -153,7 +175,7 @@ def _with_text(message: Any, index: int) -> dict[str, Any]:
                 texts.append(text)
             case {"type": kind} if kind != "text":
                 raise _refused(
-                    f"messages[{index}].content[{number}] is of type {kind!r}; only 'text' is supported"
+                    f"messages[{index}].content[{number}] is of type {shown(kind)}; only 'text' is supported"
                 )
             case _:
                 raise _refused(f'messages[{index}].content[{number}] must be {{"type": "text", "text": "…"}}')
@@ -175,9 +197,64 @@ class _GenerationBlock(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox with a clock, which a template looks at in each turn of a loop and at each call.
+
+    The clock is the thread's own: templates that are rendered side by side do not use up each other's time.
+    """
+
+    # A power or a repetition is one instruction, which no clock interrupts.
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._running = threading.local()
+
+    def allow(self, seconds: float) -> None:
+        """From now on, so much time for what this thread renders."""
+        self._running.seconds = seconds
+        self._running.due = time.thread_time() + seconds
+
+    @property
+    def tick(self) -> None:
+        """A look at the clock; a property, because that is the cheapest thing that compiled templates do."""
+        if time.thread_time() > self._running.due:
+            raise jinja2.TemplateError(f"it takes longer than {self._running.seconds:g} seconds")
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Jinja's own, while there is time: macros can call themselves without a loop."""
+        _ = self.tick
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """``left * right`` and ``left ** right`` if the result has a reasonable size."""
+        match operator, left, right:
+            case "**", int(), int():
+                too_large = left.bit_length() * right > _MAX_BITS
+            case "*", int(), int():
+                too_large = left.bit_length() + right.bit_length() > _MAX_BITS
+            case "*", Sized(), int():
+                too_large = len(left) * right > _MAX_REPEATED
+            case "*", int(), Sized():
+                too_large = left * len(right) > _MAX_REPEATED
+            case _:
+                too_large = False
+        if too_large:
+            raise jinja2.TemplateError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _with_ticks(environment: _Environment, text: str) -> nodes.Template:
+    """The template with a look at the clock in each loop's body."""
+    template = environment.parse(text)
+    for loop in template.find_all(nodes.For):
+        loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("tick"), lineno=loop.lineno))
+    return template
+
+
+def _environment(now: Callable[[], datetime]) -> _Environment:
     """Jinja as Hugging Face's templates expect it: block trimming, loop controls, three helpers."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
 

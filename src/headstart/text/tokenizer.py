@@ -44,8 +44,11 @@ class Tokenizer:
         added = {token.content for token in library.get_added_tokens_decoder().values()}
         library.add_special_tokens([token for token in markers if token not in added])
 
-        self.vocab_size = max(library.get_vocab().values(), default=-1) + 1
+        vocab = library.get_vocab()
+        self.vocab_size = max(vocab.values(), default=-1) + 1
         """One more than the largest token id; a few ids below it may have no token."""
+        self.longest_token = max(map(len, vocab), default=0)
+        """Characters of the longest token, as the vocabulary spells it."""
         self.eos_token_ids = frozenset(eos_token_ids) | self._ids_of(eos_token)
         """Ids that end an answer: whatever the model's files name."""
         self.token_bytes = TokenBytes.from_decoder(
