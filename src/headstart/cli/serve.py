@@ -32,6 +32,7 @@ _MODEL = "Model"
 _MEMORY = "KV memory"
 _CACHE = "Prefix cache"
 _STEPS = "What one step may hold"
+_DEBUGGING = "Debugging"
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _DECIMAL_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -156,6 +157,17 @@ def serve(
             rich_help_panel=_STEPS,
         ),
     ] = None,
+    decision_log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write every decision of the cache to a new FILE (or FILE.1, …), for bug reports and "
+            "headstart verify-log. It holds the token ids of all prompts and answers: whoever reads it "
+            "can read what was said.",
+            show_default="none is written",
+            rich_help_panel=_DEBUGGING,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP and never compute the same prompt prefix twice.
 
@@ -194,6 +206,7 @@ def serve(
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
+            decision_log=decision_log,
         )
         with bind(host, port) as sock:
             asyncio.run(_serve(config, sock, _load_text(model)))
@@ -250,6 +263,8 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together"
         + ("" if info.kv_capacity_tokens >= info.max_model_len else ", more than the KV memory holds"),
     }
+    if info.decision_log is not None:
+        rows["decision log"] = f"{info.decision_log}, with the token ids of all prompts and answers"
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/]", escape(value))
