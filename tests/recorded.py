@@ -151,6 +151,7 @@ def write_log(
     log = open_decision_log(directory / "run.log", config)
     manager = RecordingManager(config, log, digest_every=10)
     live_in_an_engine(manager, random.Random(seed), steps)
-    if close:
+    if close:  # otherwise it ends as an engine does that is killed
         manager.close()
+    log.close()
     return log.path

@@ -263,13 +263,14 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together"
         + ("" if info.kv_capacity_tokens >= info.max_model_len else ", more than the KV memory holds"),
     }
-    if info.decision_log is not None:
-        rows["decision log"] = f"{info.decision_log}, with the token ids of all prompts and answers"
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/]", escape(value))
     console.print(f"[bold]headstart {version('headstart')}[/] is ready.  Ctrl-C stops it.\n")
     console.print(table)
+    if info.decision_log is not None:
+        told = f"\nThe token ids of all prompts and answers go to {info.decision_log}"
+        console.print(told, soft_wrap=True, markup=False)
     console.print("\nTry it:\n")
     console.print(curl_line(info.model_name, url, chat=chat), soft_wrap=True, markup=False)
     console.file.flush()

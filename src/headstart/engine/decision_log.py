@@ -95,9 +95,9 @@ class DecisionLog:
 
 def check_place(path: Path) -> None:
     """Raise ``ConfigError`` if no file could be made here: to be told before a model is loaded."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"decision_log must name a file, and {path} is a directory")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise ConfigError(f"decision_log cannot be {path}: there is no directory {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"decision_log cannot be {path}: {path.parent} may not be written to")
