@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -94,7 +95,7 @@ class FullDisk(io.BytesIO):
 
     def flush(self) -> None:
         if len(self.getvalue()) > self.room:
-            raise OSError(28, "No space left on device")
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     def close(self) -> None:
         self.flush()
@@ -112,3 +113,17 @@ def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixt
         "the decision log run.log ends here: No space left on device; serving goes on without it"
     ]
     assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_a_disk_that_is_full_already_keeps_no_engine_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "open", no_room)
+    log = open_decision_log(tmp_path / "run.log", CACHE)
+    log.write(Gone(1))
+    log.close()
+    assert not log.is_open
+    assert caplog.messages == [f"there is no decision log {tmp_path / 'run.log'}: No space left on device"]

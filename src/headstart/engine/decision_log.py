@@ -7,6 +7,7 @@ supervisor starts has a file of its own, and the one of an engine that died stay
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _LEVEL = 1  # the fastest; what follows a flush compresses little better with more effort
 _GZIP = 31  # zlib's word for the largest window and gzip's header and checksum
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DecisionLog:
@@ -37,9 +39,9 @@ class DecisionLog:
     If the file cannot be written any more (the disk is full, say), that is said once and logging ends.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, cache: CacheConfig) -> None:
+    def __init__(self, path: Path, file: BinaryIO | None, cache: CacheConfig) -> None:
         self.path = path
-        self._file: BinaryIO | None = file
+        self._file = file
         self._encoder = msgspec.json.Encoder()
         self._gzip = zlib.compressobj(_LEVEL, wbits=_GZIP)
         self._records: list[Header | Record] = [
@@ -116,7 +118,10 @@ def open_decision_log(path: Path, cache: CacheConfig) -> DecisionLog:
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigError(f"decision_log cannot be {chosen}: {error.strerror}") from error
+            if error.errno not in _FULL:
+                raise ConfigError(f"decision_log cannot be {chosen}: {error.strerror}") from error
+            logger.warning("there is no decision log %s: %s", chosen, error.strerror)
+            return DecisionLog(chosen, None, cache)  # an engine that starts again must not fail for that
         if number:
             logger.warning("%s exists, so the decision log is %s", path, chosen)
         return DecisionLog(chosen, os.fdopen(descriptor, "wb"), cache)
