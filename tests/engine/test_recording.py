@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from array import array
 
 import msgspec
@@ -184,3 +185,14 @@ def test_nothing_is_kept_of_requests_that_are_gone(manager: RecordingManager, ta
     gc.collect()
     assert manager._told == {}
     assert sum(isinstance(record, Gone) for record in tape.records) == 150
+
+
+def test_every_call_that_can_change_something_is_recorded() -> None:
+    """Whoever gives the door a new call or option learns here that logs must have it."""
+    looks = {"block_table", "free_block_ids", "num_free_blocks", "usage", "stats", "num_evicted_blocks"}
+    looks |= {"state_digest", "check"}
+    door = {name for name in vars(KVCacheManager) if not name.startswith("_")} - looks
+    assert {name for name in vars(RecordingManager) if not name.startswith("_")} == door | {"close"}
+    for name in door:
+        plain, recorded = getattr(KVCacheManager, name), getattr(RecordingManager, name)
+        assert inspect.signature(plain) == inspect.signature(recorded)
