@@ -169,14 +169,20 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything one engine needs to start."""
+    """Everything one engine needs to start.
+
+    ``decision_log`` names a file that takes every call on the cache and what came of it, with the token
+    ids of prompts and answers; if the file exists, its name gets a number.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     seed: int = 0
+    decision_log: str | None = None
 
     def __post_init__(self) -> None:
+        _require(self.decision_log != "", "decision_log must name a file, not ''")
         _require(
             -(2**63) <= self.seed < 2**63, f"seed must be an integer of at most 64 bits, not {self.seed}"
         )
@@ -194,7 +200,7 @@ class EngineConfig:
         }
         own: dict[str, Any] = {}
         owners = {item.name: chosen for kind, chosen in parts.values() for item in fields(kind)}
-        owners["seed"] = own
+        owners |= {"seed": own, "decision_log": own}
         for name, value in options.items():
             if name not in owners:
                 near = difflib.get_close_matches(name, owners, n=1)

@@ -10,6 +10,7 @@
     │   ├── CorruptModelError        wrong checksum, truncated file, missing tensor
     │   └── UnsupportedModelError    an architecture or tensor type we do not know
     ├── RequestError             a request that cannot be served as asked; the caller can fix it
+    ├── LogError                 a decision log that cannot be read
     ├── EngineError              the engine failed while serving
     │   └── EngineDeadError          its process is gone
     └── CacheError               a law of the cache is broken, or its door was misused
@@ -83,6 +84,10 @@ class RequestError(HeadstartError):
         self.param = param
         self.code = code
         self.status = status
+
+
+class LogError(HeadstartError):
+    """A decision log that cannot be read: no such log, another format, or damaged."""
 
 
 class EngineError(HeadstartError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -93,6 +94,7 @@ def test_help_names_every_option() -> None:
         "--seed",
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
+        "--decision-log",
     ):  # fmt: skip
         assert option in text
 
@@ -134,6 +136,12 @@ def test_banner_says_what_is_served() -> None:
         "4,096 blocks of 16", "radix index", "lru eviction", "8,192 tokens",
     ):  # fmt: skip
         assert words in text
+
+
+def test_banner_says_where_tokens_go() -> None:
+    assert "token ids" not in banner()
+    text = banner(info=replace(INFO, decision_log="/a/long/path" * 9 + "/[bold]/run.log"))
+    assert "prompts and answers go to " + "/a/long/path" * 9 + "/[bold]/run.log\n" in text
 
 
 @pytest.mark.parametrize(

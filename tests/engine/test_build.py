@@ -9,6 +9,8 @@ from headstart.config import EngineConfig, KVConfig
 from headstart.engine.build import _num_blocks, build_engine
 from headstart.engine.request import SamplingParams
 from headstart.errors import ConfigError, EngineError, ModelNotFoundError
+from headstart.lab.decisions.reader import LogReader
+from headstart.lab.decisions.replay import replay
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -90,3 +92,26 @@ def test_a_pool_larger_than_the_memory_is_refused(tiny_llama_dir: Path) -> None:
 def test_a_model_that_is_not_there_is_refused() -> None:
     with pytest.raises(ModelNotFoundError):
         build_engine(EngineConfig.from_options(model="nowhere"))
+
+
+def test_an_engine_with_a_decision_log_writes_it_to_its_end(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    config = EngineConfig.from_options(model=str(tiny_llama_dir), num_blocks=10, decision_log=str(path))
+    core, info = build_engine(config)
+    assert info.decision_log == str(path)
+    core.add_request("a", list(range(40)), SamplingParams(temperature=0.0, max_tokens=2))
+    while core.has_work:
+        core.step()
+    core.reset_prefix_cache()
+    del core
+    with path.open("rb") as file:
+        outcome = replay(LogReader(file, path.name))
+    assert outcome.agrees
+    assert outcome.closed
+    assert (outcome.num_steps, outcome.stats.queries) == (2, 40)
+
+
+def test_a_place_for_no_decision_log_is_told_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    config = EngineConfig.from_options(model="no-such-model", decision_log=str(tmp_path / "no" / "log"))
+    with pytest.raises(ConfigError, match=r"decision_log cannot be .*: there is no directory"):
+        build_engine(config)

@@ -14,6 +14,7 @@ the content: the request's later blocks just entered, and must not outlive it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
@@ -35,10 +36,15 @@ class HashIndex:
         self._first: dict[bytes, Block] = {}
         self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
         self._pending: list[Block] = []
+        self._num_evicted_blocks = 0
 
     @property
     def num_free_blocks(self) -> int:
         return len(self._pool.free)
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        return self._num_evicted_blocks
 
     def free_block_ids(self) -> list[int]:
         return [block.block_id for block in self._pool.free]
@@ -76,6 +82,7 @@ class HashIndex:
             block = self._pool.free.popleft()
             if block.digest is not None:
                 self._forget(block)
+                self._num_evicted_blocks += 1
             block.ref_count = 1
             lease.block_ids.append(block.block_id)
 
@@ -184,7 +191,19 @@ class HashIndex:
         self._first.clear()
         self._copies.clear()
 
-    # -- the laws --------------------------------------------------------------------------------
+    # -- the state and the laws ------------------------------------------------------------------
+
+    def state(self, leases: list[Lease]) -> Iterator[object]:
+        # Digests carry the salt; the block that is found first under one says as well which it is.
+        first = {digest: block.block_id for digest, block in self._first.items()}
+        for block in self._pool.blocks:
+            if block.digest is not None:
+                above = None if block.parent is None else first.get(block.parent)
+                yield block.block_id, block.ref_count, first[block.digest], above, block.pending_for
+            elif block.ref_count:
+                yield block.block_id, block.ref_count
+        yield sorted([first[digest], *(b.block_id for b in more)] for digest, more in self._copies.items())
+        yield [(lease.request.request_id, lease.block_ids, lease.num_published) for lease in leases]
 
     def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = Counter(kept)

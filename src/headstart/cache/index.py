@@ -6,6 +6,7 @@ pool, makes them findable, and gives them back.  The manager owns requests, step
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +79,11 @@ class PrefixIndex(Protocol):
         """Blocks that can really be had now: unused ones and cached ones that nothing holds."""
         ...
 
+    @property
+    def num_evicted_blocks(self) -> int:
+        """How often a cached block was given up for its slot."""
+        ...
+
     def free_block_ids(self) -> list[int]:
         """The same blocks, the next to be taken first."""
         ...
@@ -143,6 +149,13 @@ class PrefixIndex(Protocol):
 
     def clear(self) -> None:
         """Forget everything.  Nothing may be leased."""
+        ...
+
+    def state(self, leases: list[Lease]) -> Iterator[object]:
+        """All that decides what comes next, but for `free_block_ids`: plain values, and bytes for runs.
+
+        It names no object and no salt, so that equal histories under other salts give equal values.
+        """
         ...
 
     def check(self, leases: list[Lease], kept: list[int]) -> None:

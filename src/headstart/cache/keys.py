@@ -82,7 +82,7 @@ class CacheRequest:
     Raises ``RequestError`` for what is not a list of int32.
     """
 
-    __slots__ = ("digests", "namespace", "num_admissions", "request_id", "tokens")
+    __slots__ = ("__weakref__", "digests", "namespace", "num_admissions", "request_id", "tokens")
 
     def __init__(
         self, request_id: str, token_ids: Iterable[int] | Buffer, *, namespace: Namespace = SHARED

@@ -6,6 +6,7 @@ the step as a transaction, and the statistics; an index (`hash` or `radix`) owns
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 from headstart.cache.blocks import BlockPool
@@ -109,6 +110,11 @@ class _Grant:
     counted: tuple[int, int] | None = None  # the queries and hits that its admission added
     shared_with: set[str] = field(default_factory=set)  # whose pending blocks it rests on
     replaced: tuple[int, int] | None = None  # the position in the table, and the block it had before
+
+
+def _grant_state(grant: _Grant) -> tuple[object, ...]:
+    mark = (grant.mark.num_blocks, grant.mark.num_published)
+    return *mark, grant.num_computed, grant.admitted, grant.counted, sorted(grant.shared_with), grant.replaced
 
 
 class KVCacheManager:
@@ -365,6 +371,27 @@ class KVCacheManager:
     def stats(self) -> CacheStats:
         """What was asked and hit since the start."""
         return self._stats
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """How many cached blocks were given up for their slots since the start."""
+        return self._index.num_evicted_blocks
+
+    def state_digest(self) -> str:
+        """32 hex digits for the whole state: what is cached in which block, who holds it, what goes next.
+
+        Equal histories give equal digests, in any process, whatever their salts are called.  O(pool).
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        leases = [holding.lease for holding in self._holdings.values()]
+        held = [
+            (request_id, holding.num_computed, holding.lease.request.num_admissions)
+            for request_id, holding in self._holdings.items()
+        ]
+        own = (float(self._now), self._stats, held, [(r, *_grant_state(g)) for r, g in self._step.items()])
+        for part in (own, self._index.free_block_ids(), *self._index.state(leases)):
+            digest.update(part if isinstance(part, bytes) else repr(part).encode())
+        return digest.hexdigest()
 
     def check(self) -> None:
         """Prove the laws of docs/invariants.md.  Raises ``CacheError`` with the law and the numbers.

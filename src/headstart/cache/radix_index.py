@@ -8,7 +8,7 @@ has stays private to its request, since a tree cannot hold a path twice, and is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headstart.cache.blocks import BlockPool, law
@@ -50,10 +50,15 @@ class RadixIndex:
         self._tree = RadixTree(config.block_size)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
+        self._num_evicted_blocks = 0
 
     @property
     def num_free_blocks(self) -> int:
         return len(self._pool.free) + self._tree.num_idle_blocks
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        return self._num_evicted_blocks
 
     def free_block_ids(self) -> list[int]:
         return [block.block_id for block in self._pool.free] + self._tree.idle_block_ids()
@@ -140,6 +145,7 @@ class RadixIndex:
 
     def take(self, lease: Lease, count: int) -> None:
         free = self._pool.free
+        self._num_evicted_blocks += max(0, count - len(free))
         for _ in range(count):
             lease.block_ids.append(free.popleft().block_id if len(free) else self._tree.evict())
 
@@ -229,7 +235,16 @@ class RadixIndex:
         for block_id in self._tree.clear():
             self._pool.free.append(self._pool.blocks[block_id])
 
-    # -- the laws --------------------------------------------------------------------------------
+    # -- the state and the laws ------------------------------------------------------------------
+
+    def state(self, leases: list[Lease]) -> Iterator[object]:
+        yield from self._tree.state()
+        yield [node.block_ids for node in self._kept]
+        yield sorted(self._more_holders.items())
+        for lease in leases:
+            assert isinstance(lease, RadixLease)
+            below = lease.node.block_ids[-1:]  # which node it is; a root has none
+            yield lease.request.request_id, lease.block_ids, lease.num_published, below, sorted(lease.repeats)
 
     def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = [lease for lease in leases if isinstance(lease, RadixLease)]

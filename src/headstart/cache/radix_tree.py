@@ -361,7 +361,20 @@ class RadixTree:
         self._detach(stub)
         return stub.block_ids
 
-    # -- the laws --------------------------------------------------------------------------------
+    # -- the state and the laws ------------------------------------------------------------------
+
+    def state(self) -> Iterator[object]:
+        """The trees in preorder, the namespaces by number; then which nodes are idle, and which pending."""
+        for number, root in enumerate(self._roots.values()):
+            yield number, root.lock, root.namespace.adapter
+            frontier: list[Node] = [root]
+            while frontier:
+                node = frontier.pop()
+                frontier.extend(reversed(node.children.values()))
+                yield node.block_ids, node.lock, node.pending_for, len(node.children), len(self.run_of(node))
+                yield self.run_of(node)
+        yield [node.block_ids for node in self._idle]
+        yield [node.block_ids for node in self._pending if node.parent is not None]
 
     def nodes(self) -> list[Node]:
         """Every node but the roots, in no particular order."""

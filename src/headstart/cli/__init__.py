@@ -11,6 +11,7 @@ from headstart.cli.bench import bench
 from headstart.cli.demo import demo
 from headstart.cli.pull import pull
 from headstart.cli.serve import serve
+from headstart.cli.verify_log import verify_log
 
 app = typer.Typer(
     name="headstart",
@@ -38,7 +39,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench):
+for command in (serve, pull, demo, bench, verify_log):
     app.command()(command)
 
 

@@ -32,6 +32,7 @@ _MODEL = "Model"
 _MEMORY = "KV memory"
 _CACHE = "Prefix cache"
 _STEPS = "What one step may hold"
+_DEBUGGING = "Debugging"
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _DECIMAL_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -166,6 +167,17 @@ def serve(
             rich_help_panel=_STEPS,
         ),
     ] = None,
+    decision_log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write every decision of the cache to a new FILE (or FILE.1, …), for bug reports and "
+            "headstart verify-log. It holds the token ids of all prompts and answers: whoever reads it "
+            "can read what was said.",
+            show_default="none is written",
+            rich_help_panel=_DEBUGGING,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP and never compute the same prompt prefix twice.
 
@@ -205,6 +217,7 @@ def serve(
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
+            decision_log=decision_log,
         )
         with bind(host, port) as sock:
             asyncio.run(_serve(config, sock, _load_text(model)))
@@ -267,6 +280,9 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         table.add_row(f"[dim]{name}[/]", escape(value))
     console.print(f"[bold]headstart {version('headstart')}[/] is ready.  Ctrl-C stops it.\n")
     console.print(table)
+    if info.decision_log is not None:
+        told = f"\nThe token ids of all prompts and answers go to {info.decision_log}"
+        console.print(told, soft_wrap=True, markup=False)
     console.print("\nTry it:\n")
     console.print(curl_line(info.model_name, url, chat=chat), soft_wrap=True, markup=False)
     console.file.flush()

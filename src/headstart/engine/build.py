@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from pathlib import Path
+
 from headstart.cache import KVCacheManager
-from headstart.config import EngineConfig, KVConfig
+from headstart.config import CacheConfig, EngineConfig, KVConfig
 from headstart.engine.core import EngineCore
+from headstart.engine.decision_log import DecisionLog, check_place, open_decision_log
 from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineInfo
+from headstart.engine.recording import RecordingManager, steps_between_digests
 from headstart.engine.runner import Runner
 from headstart.engine.sampler import Sampler
 from headstart.engine.scheduler import AUTO_LIMIT, Scheduler
@@ -29,6 +34,8 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
 
     Raises ``ModelError``, ``ConfigError`` or ``EngineError`` (no memory).
     """
+    if config.decision_log is not None:
+        check_place(Path(config.decision_log))
     files = resolve(config.model.model)
     spec = read_spec(files)
     device = resolve_device(config.model.device)
@@ -41,7 +48,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     num_blocks = _num_blocks(config.kv, bytes_per_token, free_memory(device), on_host=on_host)
     pool = KVPool(spec, num_blocks=num_blocks, block_size=config.kv.block_size, dtype=dtype, device=device)
     attention = (fused_attention(pool, spec.num_heads) if native else None) or SdpaAttention()
-    manager = KVCacheManager(config.kv.cache(num_blocks))
+    manager, log = _manager(config.kv.cache(num_blocks), config.decision_log)
     core = EngineCore(
         Scheduler(config.scheduler, manager),
         Runner(model, pool, attention, Sampler(config.seed)),
@@ -53,6 +60,8 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
             priorities=config.scheduler.scheduling_policy == "priority",
         ),
     )
+    if isinstance(manager, RecordingManager):
+        weakref.finalize(core, manager.close)  # however the engine ends, but for a kill, its log gets an end
     budget = config.scheduler.max_num_batched_tokens
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
@@ -73,8 +82,16 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         weights_bytes=model.nbytes,
         scheduling_policy=config.scheduler.scheduling_policy,
         max_queued_requests=config.scheduler.max_queued_requests,
+        decision_log=str(log.path.absolute()) if log is not None and log.is_open else None,
     )
     return core, info
+
+
+def _manager(cache: CacheConfig, path: str | None) -> tuple[KVCacheManager, DecisionLog | None]:
+    if path is None:
+        return KVCacheManager(cache), None
+    log = open_decision_log(Path(path), cache)
+    return RecordingManager(cache, log, steps_between_digests(cache.num_blocks)), log
 
 
 def _context_length(config: EngineConfig, spec: ModelSpec) -> int:

@@ -60,6 +60,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     weights_bytes: int
     scheduling_policy: str = "fcfs"
     max_queued_requests: int | None = None
+    decision_log: str | None = None  # the file's absolute name
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -1,0 +1,1 @@
+"""Decision logs: what an engine's cache decided, read and decided again."""
