@@ -15,15 +15,14 @@ from headstart.errors import RequestError
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, usage_of
 from headstart.server.logprobs import for_chat
-from headstart.server.protocol import (
+from headstart.server.protocol import ChatRequest, Message
+from headstart.server.replies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatLogprobs,
     ChatReply,
-    ChatRequest,
     Delta,
-    Message,
     ReplyMessage,
 )
 from headstart.server.streaming import EventStream, json_response, until_disconnect

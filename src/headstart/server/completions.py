@@ -15,12 +15,8 @@ from headstart.engine.request import SamplingParams
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, Piece, merged, usage_of
 from headstart.server.logprobs import for_completion
-from headstart.server.protocol import (
-    COMPLETION_MAX_TOKENS,
-    CompletionChoice,
-    CompletionReply,
-    CompletionRequest,
-)
+from headstart.server.protocol import COMPLETION_MAX_TOKENS, CompletionRequest
+from headstart.server.replies import CompletionChoice, CompletionReply
 from headstart.server.streaming import EventStream, json_response, until_disconnect
 
 

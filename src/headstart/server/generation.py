@@ -11,7 +11,7 @@ from headstart.engine.request import FinishReason, RequestOutput, SamplingParams
 from headstart.errors import EngineError
 from headstart.server.logprobs import SpelledToken, Speller
 from headstart.server.metrics import RequestTimer
-from headstart.server.protocol import PromptTokensDetails, Usage
+from headstart.server.replies import PromptTokensDetails, Usage
 from headstart.text import TextStream, Tokenizer
 
 

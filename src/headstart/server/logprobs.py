@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.engine.request import TokenLogprob
-from headstart.server.protocol import ChatLogprobs, CompletionLogprobs, TokenDetails, TopToken
+from headstart.server.replies import ChatLogprobs, CompletionLogprobs, TokenDetails, TopToken
 from headstart.text import Tokenizer
 
 LOWEST = -9999.0

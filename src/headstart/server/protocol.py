@@ -1,11 +1,8 @@
-"""The wire types of OpenAI's API, as far as headstart serves it.
+"""What OpenAI's API may be asked, as far as headstart serves it.  The answers are in `server.replies`.
 
-Requests: types are strict (``"0.5"`` is no number), ranges are `SamplingParams`' affair, fields we do not
+Types are strict (``"0.5"`` is no number), ranges are `SamplingParams`' affair, fields we do not
 know are ignored.  Fields that we know, do not do yet and that would change the answer are declared with
 `not_yet`, so that asking for them is an error with their name and never silently ignored.
-
-Replies: every field is set by whoever builds one, except those that may be absent; they are serialised
-with ``exclude_unset``.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from headstart.engine.request import MAX_LOGPROBS, FinishReason, SamplingParams
+from headstart.engine.request import MAX_LOGPROBS, SamplingParams
 from headstart.errors import RequestError
 
 MAX_PROMPTS = 1024
@@ -278,137 +275,3 @@ class CompletionRequest(GenerationRequest):
                 code="invalid_value",
             )
         return prompts
-
-
-class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the cache."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Tokens in, out and from the cache; ``completion_tokens`` counts the one that ended the text."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class Reply(BaseModel):
-    """What every reply and every chunk begins with."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-
-
-class ReplyMessage(BaseModel):
-    """The assistant's message."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class TopToken(BaseModel):
-    """A token that was likely; ``bytes`` because a token may be part of a character."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenDetails(TopToken):
-    """A generated token, and the likeliest ones in its place."""
-
-    top_logprobs: list[TopToken]
-
-
-class ChatLogprobs(BaseModel):
-    """The tokens of an answer, or of a chunk of it."""
-
-    content: list[TokenDetails]
-    refusal: None
-
-
-class ChatChoice(BaseModel):
-    """One answer."""
-
-    index: int
-    message: ReplyMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class ChatReply(Reply):
-    """A whole chat completion."""
-
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class Delta(BaseModel):
-    """What a chunk adds to the message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(BaseModel):
-    """A chunk's share of one answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class ChatChunk(Reply):
-    """One event of a streamed chat completion; ``usage`` is there only when it was asked for."""
-
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-
-
-class CompletionLogprobs(BaseModel):
-    """The tokens of a text, or of a chunk of it: lists of one length."""
-
-    text_offset: list[int]
-    token_logprobs: list[float]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float]]
-
-
-class CompletionChoice(BaseModel):
-    """One continued prompt, whole or a chunk of it."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class CompletionReply(Reply):
-    """A whole completion, or one event of a streamed one (then ``usage`` only when it was asked for)."""
-
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
-
-
-class ModelCard(BaseModel):
-    """A served model; ``max_model_len`` bounds prompt plus output, in tokens, as vLLM tells it."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    """The served models."""
-
-    object: Literal["list"]
-    data: list[ModelCard]
