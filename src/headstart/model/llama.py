@@ -69,13 +69,22 @@ class LlamaModel:
 
         Writes K and V of all T tokens into ``pool``.
         """
+        return self.logits(self.hidden(batch, pool, attention))
+
+    @torch.inference_mode()
+    def hidden(self, batch: ForwardBatch, pool: KVPool, attention: AttentionBackend) -> Tensor:
+        """The normed stream [R, hidden_size] of ``batch.logit_rows``; writes as `forward` does."""
         hidden = F.embedding(batch.token_ids, self._embedding)
         cos, sin = self._rotary(batch.positions, hidden.dtype)
         step = Step(cos, sin, batch.slots, pool, attention.prepare(batch, pool))
         for layer in self._layers:
             hidden = layer.forward(hidden, step)
-        last = rms_norm(hidden[batch.logit_rows], self._norm, self.spec.rms_norm_eps)
-        return self._lm_head(last).float()
+        return rms_norm(hidden[batch.logit_rows], self._norm, self.spec.rms_norm_eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab_size] in float32 of rows of `hidden`.  Large: 200 kB a row for 50,000 tokens."""
+        return self._lm_head(hidden).float()
 
 
 @dataclass(frozen=True, slots=True)
