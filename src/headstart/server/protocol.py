@@ -77,6 +77,13 @@ _Count = Annotated[
     int | None, Field(strict=True, ge=-(2**31), lt=2**31), must_be("an integer below 2147483648")
 ]
 _Limit = Annotated[int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1")]
+_AT_LEAST_ONE = "an integer of at least 1 (0 is allowed only with prompt_logprobs or echo)"
+_MaxTokens = Annotated[int | None, Field(strict=True, ge=0, lt=2**31), must_be(_AT_LEAST_ONE)]
+_NumLogprobs = Annotated[
+    int | None,
+    Field(strict=True, ge=0, le=MAX_LOGPROBS),
+    must_be(f"an integer between 0 and {MAX_LOGPROBS}"),
+]
 _Natural = Annotated[int | None, Field(strict=True, ge=0, lt=2**31), must_be("an integer of at least 0")]
 _LogitBias = Annotated[
     Annotated[dict[int, Annotated[float, Field(strict=True)]], Field(max_length=MAX_BIASES)] | None,
@@ -116,7 +123,7 @@ class GenerationRequest(BaseModel):
     """What a chat and a completion ask for alike."""
 
     model: _String = None
-    max_tokens: _Limit = None
+    max_tokens: _MaxTokens = None
     temperature: _Number = None
     top_p: _Number = None
     top_k: _Count = None
@@ -138,10 +145,10 @@ class GenerationRequest(BaseModel):
     repetition_penalty: _Number = None
     logit_bias: _LogitBias = None
     min_tokens: _Natural = None
+    prompt_logprobs: _NumLogprobs = None
 
     n: Annotated[Any, not_yet(1)] = None
     best_of: Annotated[Any, not_yet(1)] = None
-    prompt_logprobs: Annotated[Any, not_yet()] = None
     truncate_prompt_tokens: Annotated[Any, not_yet()] = None
     structured_outputs: Annotated[Any, not_yet()] = None
     guided_json: Annotated[Any, not_yet()] = None
@@ -164,6 +171,11 @@ class GenerationRequest(BaseModel):
         """How many alternatives are told for each token; ``None`` is no log-probabilities at all."""
         return None
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for each token of the prompt."""
+        return self.prompt_logprobs
+
     def sampling(self, eos_token_ids: Iterable[int]) -> SamplingParams:
         """These fields as `SamplingParams`; what was not given has its default.
 
@@ -171,8 +183,23 @@ class GenerationRequest(BaseModel):
 
         Raises `RequestError` that names the field whose value is out of range.
         """
+        if self.token_limit == 0 and self.num_prompt_logprobs is None:
+            raise RequestError(
+                f"max_tokens must be {_AT_LEAST_ONE}, got 0", param="max_tokens", code="invalid_value"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs are not available when stream is true: leave one of them out",
+                param="prompt_logprobs",
+                code="invalid_value",
+            )
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        params = SamplingParams(**given, max_tokens=self.token_limit, logprobs=self.num_logprobs)
+        params = SamplingParams(
+            **given,
+            max_tokens=self.token_limit,
+            logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
+        )
         return params.ending_at(eos_token_ids)
 
 
@@ -201,11 +228,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
 
     logprobs: _Flag = None
-    top_logprobs: Annotated[
-        int | None,
-        Field(strict=True, ge=0, le=MAX_LOGPROBS),
-        must_be(f"an integer between 0 and {MAX_LOGPROBS}"),
-    ] = None
+    top_logprobs: _NumLogprobs = None
     tools: Annotated[Any, not_yet([])] = None
     tool_choice: Annotated[Any, not_yet("none", "auto")] = None
     functions: Annotated[Any, not_yet([])] = None
@@ -218,7 +241,7 @@ class ChatRequest(GenerationRequest):
     @property
     def token_limit(self) -> int | None:
         """The newer name wins; without either, as many as fit."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
@@ -245,18 +268,35 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int | None, Field(strict=True, ge=0, le=5), must_be("an integer between 0 and 5")] = (
         None
     )
-    echo: Annotated[Any, not_yet(False)] = None
+    echo: _Flag = None
     suffix: Annotated[Any, not_yet("")] = None
 
     @property
     def token_limit(self) -> int | None:
         """OpenAI's default where nothing is said."""
-        return self.max_tokens or COMPLETION_MAX_TOKENS
+        if self.only_echo:
+            return 1
+        return COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
         """As asked for."""
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """With ``echo``, ``logprobs`` are those of the prompt, too; enough for who asks for both."""
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether the prompt's text is all that is wanted.
+
+        The engine, which knows no text, is asked for one token all the same; nobody is shown it.
+        """
+        return bool(self.echo) and self.max_tokens == 0 and self.num_prompt_logprobs is None
 
     @property
     def prompts(self) -> list[str | list[int]]:

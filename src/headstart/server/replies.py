@@ -75,11 +75,24 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
 
 
+class PromptToken(BaseModel):
+    """A token in some place of the prompt; rank 1 is the likeliest.  vLLM's form."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptTokens = list[dict[int, PromptToken] | None]
+"""In each place of the prompt, by token id, the token that is there and the likeliest; null in the first."""
+
+
 class ChatReply(Reply):
-    """A whole chat completion."""
+    """A whole chat completion; ``prompt_logprobs`` are there only when they were asked for."""
 
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptTokens | None = None
 
 
 class Delta(BaseModel):
@@ -106,21 +119,25 @@ class ChatChunk(Reply):
 
 
 class CompletionLogprobs(BaseModel):
-    """The tokens of a text, or of a chunk of it: lists of one length."""
+    """The tokens of a text, or of a chunk of it: lists of one length.
+
+    An echoed prompt's first token has no log-probability.
+    """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(BaseModel):
-    """One continued prompt, whole or a chunk of it."""
+    """One continued prompt, whole or a chunk of it; ``prompt_logprobs`` only when they were asked for."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptTokens | None = None
 
 
 class CompletionReply(Reply):
