@@ -96,6 +96,23 @@ def test_they_are_right_in_company_which_they_do_not_disturb(tiny_llama_dir: Pat
         assert_right(Generation(PROMPT, "", [], 0, "length", None, [None, *told]), oracle, top=top)
 
 
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_they_are_right_after_a_preemption(tiny_llama_dir: Path, oracle: Tensor, index: str) -> None:
+    llm = make_llm(tiny_llama_dir, max_num_batched_tokens=4, num_blocks=12, prefix_index=index)
+    core = llm._core
+    core.add_request("first", PROMPT[:9], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    core.add_request("scored", PROMPT, SCORED)
+    outputs = []
+    while core.has_work:
+        outputs += core.step()
+    assert core.stats().num_preemptions > 0
+    told = [score for o in outputs if o.request_id == "scored" for score in o.prompt_logprobs]
+    assert_right(Generation(PROMPT, "", [], 0, "length", None, [None, *told]), oracle)
+    (alone,) = make_llm(tiny_llama_dir).generate([PROMPT], GREEDY)
+    mine = [token for o in outputs if o.request_id == "scored" for token in o.token_ids]
+    assert mine[: len(alone.token_ids)] == alone.token_ids
+
+
 def test_without_any_output_the_prompt_may_fill_the_context(tiny_llama_dir: Path, oracle: Tensor) -> None:
     llm = make_llm(tiny_llama_dir, max_model_len=len(PROMPT))
     (generation,) = llm.generate([PROMPT], replace(SCORED, max_tokens=0))
