@@ -7,6 +7,7 @@ through the block tables; `answer` says what must come out, from the tokens alon
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,7 +17,14 @@ from headstart.cache.index import BlockCopy
 from headstart.config import PrefixIndexName, SchedulerConfig
 from headstart.engine.core import EngineCore
 from headstart.engine.limits import Limits
-from headstart.engine.request import Request, RequestOutput, SamplingParams, StepPlan, StepResult
+from headstart.engine.request import (
+    PromptLogprob,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
 from headstart.engine.scheduler import Scheduler
 
 VOCAB_SIZE = 1000
@@ -38,6 +46,19 @@ def answer(prompt: Sequence[int], count: int, *, vocab_size: int = VOCAB_SIZE) -
     return output
 
 
+def scores(prompt: Sequence[int]) -> list[PromptLogprob]:
+    """What a `FakeRunner` tells of a prompt's tokens from the second on, however it is scheduled."""
+    state, told = 0, list[PromptLogprob]()
+    for token, following in itertools.pairwise(prompt):
+        state = _mix(_mix(token, state), state)
+        told.append(_score(following, state))
+    return told
+
+
+def _score(token: int, state: int) -> PromptLogprob:
+    return PromptLogprob(-float(_mix(token, state)), 1)
+
+
 class FakeRunner:
     """Keeps `Runner`'s interface.  A slot that nobody wrote, or two rows that write one slot, are errors.
 
@@ -57,6 +78,7 @@ class FakeRunner:
         self.plans.append(plan)
         written = self._copy(plan.copies)
         sampled = {}
+        told = dict[str, list[PromptLogprob]]()
         for row in plan.rows:
             state = 0
             for position in range(row.start):
@@ -69,6 +91,11 @@ class FakeRunner:
                 written.add(slot)
                 content = self._slots[slot] = _mix(token, state)
                 state = _mix(content, state)
+                if row.targets is not None:
+                    place = position - row.start - row.targets.first
+                    if 0 <= place < len(row.targets.token_ids):
+                        score = _score(row.targets.token_ids[place], state)
+                        told.setdefault(row.request_id, []).append(score)
             if row.sample:
                 sampled[row.request_id] = state % self._vocab_size
         if self.failure is not None:
@@ -76,7 +103,7 @@ class FakeRunner:
             for slot in written:
                 self._slots[slot] = None
             raise failure
-        return StepResult(sampled)
+        return StepResult(sampled, prompt_logprobs={name: tuple(some) for name, some in told.items()})
 
     def _slot(self, block_ids: list[int], position: int) -> int:
         return block_ids[position // self._block_size] * self._block_size + position % self._block_size
@@ -110,7 +137,8 @@ def make_scheduler(
 class Bench:
     """A scheduler over a `FakeRunner`, driven by hand.  The cache's laws are checked at every turn.
 
-    ``outputs`` are all output tokens by request; ``ends`` are the last outputs of those that ended.
+    ``outputs`` are all output tokens by request, ``told`` all that was told of its prompt; ``ends`` are the
+    last outputs of those that ended.
     """
 
     def __init__(
@@ -135,6 +163,7 @@ class Bench:
         self.manager = self.scheduler.manager
         self.runner = FakeRunner(num_blocks, block_size, vocab_size=vocab_size)
         self.outputs: dict[str, list[int]] = {}
+        self.told: dict[str, list[PromptLogprob]] = {}
         self.ends: dict[str, RequestOutput] = {}
 
     def add(
@@ -151,7 +180,12 @@ class Bench:
         """Queue a request."""
         request = Request(
             request_id=name,
-            cache=CacheRequest(name, prompt, namespace=Namespace(salt=salt)),
+            cache=CacheRequest(
+                name,
+                prompt,
+                namespace=Namespace(salt=salt),
+                skip_reading=sampling.get("prompt_logprobs") is not None,
+            ),
             params=SamplingParams(
                 **{"temperature": 0.0, "max_tokens": max_tokens, "stop_token_ids": stop_token_ids} | sampling
             ),
@@ -161,7 +195,7 @@ class Bench:
             priority=priority,
         )
         self.scheduler.add(request)
-        self.outputs[name] = []
+        self.outputs[name], self.told[name] = [], []
         return request
 
     def plan(self) -> StepPlan:
@@ -211,6 +245,7 @@ class Bench:
         self.manager.check()
         for output in outputs:
             self.outputs[output.request_id].extend(output.token_ids)
+            self.told[output.request_id].extend(output.prompt_logprobs)
             if output.finish_reason is not None:
                 assert output.request_id not in self.ends, "a request ended twice"
                 self.ends[output.request_id] = output

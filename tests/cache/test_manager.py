@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headstart.cache import CacheStats, KVCacheManager, Namespace
+from headstart.cache import CacheRequest, CacheStats, KVCacheManager, Namespace
 from headstart.errors import CacheError
 from tests.cache.checked import Make, admit, ask, cached, decode, reach, run, serve, state
 
@@ -126,6 +126,35 @@ def test_a_preempted_request_is_counted_apart(make: Make) -> None:
     manager.free(victim)
     run(manager, victim)
     assert manager.stats == CacheStats(1, 10, 0, 2, 20, 2 * again)
+
+
+def test_a_request_that_skips_reading_computes_everything_and_can_be_found(make: Make) -> None:
+    manager = make(10)
+    serve(manager, ask("plain", [*A, 1]))
+    before = manager.stats
+    scored = CacheRequest("scored", [*A, 2, 3, 4, 5, 6], skip_reading=True)
+    hit = run(manager, scored)
+    assert (hit.num_tokens, hit.block_ids, hit.copy) == (0, [], None)
+    assert len(manager.block_table("scored")) == 4
+    assert manager.stats == before
+    assert cached(manager, [*A, 2, 3, 4, 5, 0]) == 12
+    manager.free(scored)
+    assert cached(manager, [*A, 2, 3, 4, 5, 0]) == 12
+    assert manager.get_computed_blocks(CacheRequest("scored too", A, skip_reading=True)).num_tokens == 0
+
+
+def test_after_a_preemption_it_reads_what_was_computed_for_itself(make: Make) -> None:
+    manager = make(20)
+    serve(manager, ask("plain", [*A, *A, 1]))
+    scored = CacheRequest("scored", [*A, *A, 1], skip_reading=True)
+    admit(manager, scored, 6)
+    manager.rollback_step()
+    assert manager.get_computed_blocks(scored).num_tokens == 0
+    admit(manager, scored, 6)
+    manager.commit_step()
+    manager.free(scored)
+    assert admit(manager, scored).num_tokens == reach(manager, 6, 17)
+    assert manager.stats.queries == 17
 
 
 def test_a_request_is_counted_when_it_is_admitted_and_only_then(make: Make) -> None:

@@ -79,6 +79,24 @@ def test_a_shared_beginning_hits_to_the_token(tiny_server: Server) -> None:
     assert cached(second["usage"]) == 50
 
 
+def test_prompts_are_scored_alike_cold_and_warm_and_leave_the_statistics_alone(tiny_server: Server) -> None:
+    prompt = list(range(100, 180))
+    asked: dict[str, Any] = {"prompt": prompt, "cache_salt": "scored", "max_tokens": 0}
+    queries = tiny_server.metric("prefix_cache_queries_total")
+    cold = post(tiny_server, COMPLETIONS, **asked, echo=True, logprobs=2)
+    warm = post(tiny_server, COMPLETIONS, **asked, prompt_logprobs=0)
+    assert tiny_server.metric("prefix_cache_queries_total") == queries
+    assert (cached(cold["usage"]), cached(warm["usage"])) == (0, 0)
+    logprobs = cold["choices"][0]["logprobs"]["token_logprobs"]
+    again = warm["choices"][0]["prompt_logprobs"]
+    assert len(logprobs) == len(again) == 80
+    assert logprobs[0] is again[0] is None
+    assert [entry[str(token)]["logprob"] for token, entry in zip(prompt[1:], again[1:], strict=True)] == (
+        pytest.approx(logprobs[1:], abs=1e-4)
+    )
+    assert cached(post(tiny_server, COMPLETIONS, **asked | {"max_tokens": 1})["usage"]) == 79
+
+
 def test_salts_do_not_share(tiny_server: Server) -> None:
     def hits(salt: str | None) -> int:
         _, usage = ask(tiny_server, CHAT, "salted " + TEXT, stream=False, cache_salt=salt)

@@ -144,6 +144,14 @@ def test_a_stop_string_ends_text_and_tokens(llm: LLM, monkeypatch: pytest.Monkey
     assert stop not in llm.tokenizer.decode(stopped.token_ids[:-1])  # it is the last that completed it
 
 
+def test_a_stop_string_waits_for_min_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    teller = Teller(llm, monkeypatch, "one two three two four five")
+    first = SamplingParams(stop=("two",), max_tokens=len(teller.ids))
+    (early,) = llm.generate(TEXT, first)
+    (late,) = llm.generate(TEXT, replace(first, min_tokens=len(early.token_ids)))
+    assert (early.text, late.text) == ("one ", "one two three ")
+
+
 def test_tokens_that_came_with_the_end_of_a_stop_string_are_cut(llm: LLM) -> None:
     ids = llm.tokenizer.encode("one two three four")
     job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0))

@@ -17,7 +17,7 @@ from headstart.engine.messages import (
     Submit,
     ToEngine,
 )
-from headstart.engine.request import RequestOutput, SamplingParams, TokenLogprob
+from headstart.engine.request import PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
 
 INFO = EngineInfo(
     model_name="m",
@@ -50,11 +50,13 @@ PARAMS = SamplingParams(
     presence_penalty=1,
     ignore_eos=True,
     logprobs=3,
+    prompt_logprobs=2,
 )
 OUTPUTS = (
     RequestOutput("a", (1, 2), 3),
     RequestOutput("b", finish_reason="error", error="a sentence"),
     RequestOutput("c", (9,), 0, "length"),
+    RequestOutput("e", prompt_logprobs=(PromptLogprob(-2.5, 4, ((9, -0.5),)),)),
     RequestOutput("d", (9,), 0, logprobs=(TokenLogprob(-1.5, ((9, -1.5), (3, float("-inf")))),)),
 )
 

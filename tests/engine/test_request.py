@@ -42,6 +42,8 @@ def test_stop_is_a_string_or_several_in_any_sequence() -> None:
         {"min_tokens": 16},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"prompt_logprobs": 20},
+        {"prompt_logprobs": 0, "max_tokens": 0},
         {"min_tokens": 17, "max_tokens": None},
     ],
 )
@@ -77,6 +79,8 @@ def test_what_is_just_allowed(fields: dict[str, Any]) -> None:
         ("logit_bias", {-1: 0.0}, "token ids, each with a number between -100 and 100"),
         ("logprobs", -1, "between 0 and 20"),
         ("logprobs", 21, "between 0 and 20"),
+        ("prompt_logprobs", -1, "between 0 and 20"),
+        ("prompt_logprobs", 21, "between 0 and 20"),
         ("min_tokens", -1, "at least 0 and at most max_tokens"),
         ("min_tokens", 17, "at least 0 and at most max_tokens"),
     ],

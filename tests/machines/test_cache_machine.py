@@ -3,6 +3,7 @@
 The oracle knows nothing of trees and digests.  It keeps what every slot of every block would hold
 if a model ran: the namespace and the entire token list up to that slot.  A hit is right if every slot
 it hands out holds exactly the request's own prefix; it is complete if no longer one could be had.
+Requests that skip reading, and preempted ones that come back, are among those it sees.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Live:
 
     request: CacheRequest
     computed: int
-    asked: int  # tokens it had when it was admitted, and how many of them were a hit
+    asked: int  # tokens it had when it was admitted, and how many were a hit; 0 if that is not counted
     hit: int
     before: int | None = None  # tokens computed before the open step granted something; None: nothing yet
     admitted_now: bool = False
@@ -70,6 +71,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.live: dict[str, Live] = {}
         self.cached: dict[int, Cached] = {}  # in the order of publication
         self.pending: dict[int, str] = {}
+        self.committed: dict[str, int] = {}  # of requests that skip reading: tokens once computed for them
+        self.parted: list[CacheRequest] = []  # preempted: they hold nothing and may come back
         self.counter = 0
         self.queries = self.hits = 0
         self.open = False
@@ -81,13 +84,16 @@ class CacheMachine(RuleBasedStateMachine):
 
     def expected_hit(self, request: CacheRequest) -> int:
         tokens, size = tuple(request.token_ids()), self.size
+        limit = len(tokens) - 1
+        if request.skip_reading:
+            limit = min(limit, self.committed.get(request.request_id, 0))
         full = {(c.namespace, c.parent + c.tokens) for c in self.cached.values() if len(c.tokens) == size}
         hit = 0
-        while hit + size < len(tokens) and (request.namespace, tokens[: hit + size]) in full:
+        while hit + size <= limit and (request.namespace, tokens[: hit + size]) in full:
             hit += size
         if self.index == "hash":
             return hit
-        rest = tokens[hit:-1]
+        rest = tokens[hit:limit]
         best = 0
         for block_id, cached in self.cached.items():
             if block_id in self.pending or (cached.namespace, cached.parent) != (
@@ -188,10 +194,31 @@ class CacheMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 14),
         blind=st.integers(0, 9),
         keep_copy=st.booleans(),
+        skip_reading=st.sampled_from([False, False, True]),
     )
-    def admit(self, tokens: list[int], salt: str | None, chunk: int, blind: int, keep_copy: bool) -> None:
+    def admit(
+        self,
+        tokens: list[int],
+        salt: str | None,
+        chunk: int,
+        blind: int,
+        keep_copy: bool,
+        skip_reading: bool,
+    ) -> None:
         self.counter += 1
-        request = CacheRequest(f"r{self.counter}", tokens, namespace=Namespace(salt=salt))
+        request = CacheRequest(
+            f"r{self.counter}", tokens, namespace=Namespace(salt=salt), skip_reading=skip_reading
+        )
+        self.let_in(request, chunk, blind, keep_copy, counts=not skip_reading)
+
+    @precondition(lambda self: self.parted)
+    @rule(data=st.data(), chunk=st.integers(1, 14), blind=st.integers(0, 9), keep_copy=st.booleans())
+    def readmit(self, data: st.DataObject, chunk: int, blind: int, keep_copy: bool) -> None:
+        request = self.parted.pop(data.draw(st.integers(0, len(self.parted) - 1)))
+        self.let_in(request, chunk, blind, keep_copy, counts=False)
+
+    def let_in(self, request: CacheRequest, chunk: int, blind: int, keep_copy: bool, *, counts: bool) -> None:
+        tokens = request.token_ids()
         free = self.manager.free_block_ids()
         hit = self.manager.get_computed_blocks(request)
         assert self.manager.free_block_ids() == free
@@ -218,7 +245,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert grant.block_ids == available[:needed]
         live = self.live[request.request_id] = Live(
-            request, seen, len(tokens), seen, before=0, admitted_now=True
+            request, seen, counts * len(tokens), counts * seen, before=0, admitted_now=True
         )
         slots = self.during_step()
         table = self.manager.block_table(request.request_id)
@@ -228,7 +255,7 @@ class CacheMachine(RuleBasedStateMachine):
                 request, position
             )
         self.granted(live, grant.block_ids, grant.copies, seen, count)
-        self.queries, self.hits = self.queries + len(tokens), self.hits + seen
+        self.queries, self.hits = self.queries + counts * len(tokens), self.hits + counts * seen
         self.open = True
 
     @precondition(lambda self: self.live)
@@ -271,19 +298,26 @@ class CacheMachine(RuleBasedStateMachine):
         live = self.live[name]
         self.counter += 1
         tokens = [*live.request.token_ids(0, live.computed), token]
-        child = CacheRequest(f"r{self.counter}", tokens, namespace=live.request.namespace)
+        child = CacheRequest(
+            f"r{self.counter}",
+            tokens,
+            namespace=live.request.namespace,
+            skip_reading=live.request.skip_reading,
+        )
         free, table = self.manager.free_block_ids(), self.manager.block_table(name)
         self.manager.fork(live.request, child)
         assert self.manager.free_block_ids() == free
         assert self.manager.block_table(child.request_id) == table
         self.live[child.request_id] = Live(child, live.computed, 0, 0)
+        self.committed[child.request_id] = live.computed
 
     @precondition(lambda self: self.open)
     @rule()
     def commit(self) -> None:
         self.slots = self.during_step()
         self.manager.commit_step()
-        for live in self.live.values():
+        for name, live in self.live.items():
+            self.committed[name] = max(self.committed.get(name, 0), live.computed)
             live.writes, live.copies, live.before, live.admitted_now, live.replaced = (
                 {},
                 {},
@@ -316,6 +350,8 @@ class CacheMachine(RuleBasedStateMachine):
         if live.replaced is not None:  # the open step's copy is withdrawn first
             assert computed is not None
             table[computed // self.size] = live.replaced
+        if not live.admitted_now:
+            self.parted.append(live.request)
         withdrawn = self.manager.free(live.request)
         assert name not in withdrawn
         assert in_step or not withdrawn

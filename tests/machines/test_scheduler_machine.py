@@ -24,7 +24,7 @@ from headstart.config import PrefixIndexName
 from headstart.engine.limits import Limits
 from headstart.engine.request import Request, SamplingParams, StepPlan
 from headstart.errors import RequestError
-from tests.fake_runner import Bench, answer
+from tests.fake_runner import Bench, answer, scores
 
 EXAMPLES = int(os.environ.get("HEADSTART_FUZZ_EXAMPLES", "100"))
 MAX_MODEL_LEN = 40
@@ -67,23 +67,41 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.one_of(st.none(), st.integers(1, 30)),
         stop=st.sampled_from([(), (), (1,)]),
         salt=st.sampled_from([None, None, "s"]),
+        scored=st.sampled_from([False, False, True]),
     )
-    def add(self, prompt: list[int], max_tokens: int | None, stop: tuple[int, ...], salt: str | None) -> None:
-        self.submit(prompt, max_tokens, stop, salt)
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int | None,
+        stop: tuple[int, ...],
+        salt: str | None,
+        scored: bool,
+    ) -> None:
+        self.submit(prompt, max_tokens, stop, salt, scored=scored)
+
+    @rule(prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30))
+    def add_one_that_only_wants_its_prompt_scored(self, prompt: list[int]) -> None:
+        self.submit(prompt, 0, (), None, scored=True)
 
     @precondition(lambda self: self.prompts)
-    @rule(data=st.data(), cut=st.integers(0, 3), more=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3))
-    def add_a_continuation(self, data: st.DataObject, cut: int, more: list[int]) -> None:
+    @rule(
+        data=st.data(),
+        cut=st.integers(0, 3),
+        more=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3),
+        scored=st.booleans(),
+    )
+    def add_a_continuation(self, data: st.DataObject, cut: int, more: list[int], scored: bool) -> None:
         """What an earlier request said and was told, perhaps cut, perhaps with another end."""
         name = data.draw(st.sampled_from(sorted(self.prompts)))
         told = self.prompts[name] + self.bench.outputs[name]
-        self.submit(told[: len(told) - cut] + more or [0], data.draw(st.integers(1, 8)), (), None)
+        count = data.draw(st.integers(1, 8))
+        self.submit(told[: len(told) - cut] + more or [0], count, (), None, scored=scored)
 
-    @rule(prompt_share=st.floats(0.0, 1.0))
-    def add_one_that_fills_the_pool(self, prompt_share: float) -> None:
+    @rule(prompt_share=st.floats(0.0, 1.0), scored=st.booleans())
+    def add_one_that_fills_the_pool(self, prompt_share: float, scored: bool) -> None:
         prompt = max(1, min(round(prompt_share * self.capacity), self.capacity, MAX_MODEL_LEN - 1))
         count = min(self.capacity, MAX_MODEL_LEN - 1) - prompt + 1
-        self.submit([i % VOCAB_SIZE for i in range(prompt)], count, (), None, fits=True)
+        self.submit([i % VOCAB_SIZE for i in range(prompt)], count, (), None, fits=True, scored=scored)
 
     def submit(
         self,
@@ -93,19 +111,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str | None,
         *,
         fits: bool = False,
+        scored: bool = False,
     ) -> None:
-        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
+        asked = 0 if scored else None
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=asked)
         try:
             allowed = self.limits.check(prompt, params)
         except RequestError:
             assert not fits
-            needed = len(prompt) + (max_tokens or 1)
-            assert needed > MAX_MODEL_LEN or needed - 1 > self.capacity
+            needed = len(prompt) + (1 if max_tokens is None else max_tokens)
+            assert needed > MAX_MODEL_LEN or max(needed - 1, len(prompt)) > self.capacity
             return
         name = f"r{self.counter}"
         self.counter += 1
         self.prompts[name] = prompt
-        self.live[name] = self.bench.add(name, prompt, allowed, stop_token_ids=stop, salt=salt)
+        self.live[name] = self.bench.add(
+            name, prompt, allowed, stop_token_ids=stop, salt=salt, prompt_logprobs=asked
+        )
 
     @precondition(lambda self: self.counter)
     @rule(data=st.data())
@@ -163,11 +185,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         for output in self.bench.commit(plan):
             name = output.request_id
             told = self.bench.outputs[name]
-            assert len(output.token_ids) == 1
+            request = self.live[name]
+            scored = self.bench.told[name]
+            if request.cache.skip_reading:
+                expected = scores(self.prompts[name])
+                assert scored == expected[: len(scored)]
+                assert len(scored) == len(expected) or not (output.token_ids or output.finish_reason)
+            else:
+                assert scored == []
+            assert output.token_ids or output.prompt_logprobs or not request.max_tokens
             assert told == answer(self.prompts[name], len(told), vocab_size=VOCAB_SIZE)
             if output.finish_reason is not None:
-                request = self.live.pop(name)
-                stopped = told[-1] in request.params.stop_token_ids
+                del self.live[name]
+                stopped = bool(told) and told[-1] in request.params.stop_token_ids
                 assert output.finish_reason == ("stop" if stopped else "length")
                 assert stopped or len(told) == request.max_tokens
                 assert output.num_cached_tokens == self.hits_of(request)
@@ -179,7 +209,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         cached = request.num_cached_tokens
         assert cached is not None
         assert cached < request.num_prompt_tokens
-        assert self.caching or cached == 0
+        assert (self.caching and not request.cache.skip_reading) or cached == 0
+        if request.cache.skip_reading:
+            return cached
         assert self.admitted.setdefault(request.request_id, cached) == cached
         return cached
 

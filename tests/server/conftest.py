@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers
 
 from headstart.engine.messages import EngineInfo, EngineStats
-from headstart.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
+from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
 from headstart.errors import EngineDeadError, RequestError
 from headstart.server.app import build_app
 from headstart.text import ChatTemplate, Tokenizer
@@ -105,7 +105,8 @@ class FakeEngine:
     async def _outputs(
         self, prompt: tuple[int, ...], params: SamplingParams, request_id: str, salt: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
-        cached = len(prompt) - 1 if (salt, prompt) in self._known else 0
+        known = (salt, prompt) in self._known and params.prompt_logprobs is None
+        cached = len(prompt) - 1 if known else 0
         self._known.add((salt, prompt))
         self._count(len(prompt), cached)
         self.running.add(request_id)
@@ -113,6 +114,11 @@ class FakeEngine:
         limit = len(tokens) if params.max_tokens is None else params.max_tokens
         ended = False
         try:
+            for piece in _of_prompt(prompt, params):
+                yield RequestOutput(request_id, (), cached, prompt_logprobs=piece)
+            if limit == 0:
+                ended = True
+                yield RequestOutput(request_id, (), cached, "length")
             for number, token in enumerate(tokens[:limit], start=1):
                 if self.gate is not None:
                     await self.gate.acquire()
@@ -152,6 +158,17 @@ def _logprobs(token: int, number: int, params: SamplingParams) -> tuple[TokenLog
         return ()
     top = ((33, -0.25), (token, -float(number)), (34, -math.inf))
     return (TokenLogprob(-float(number), top[: params.logprobs]),)
+
+
+def _of_prompt(prompt: tuple[int, ...], params: SamplingParams) -> list[tuple[PromptLogprob, ...]]:
+    """In two pieces: the token at place i has -i / 2 and rank 2, and token 33 is always the likeliest."""
+    if params.prompt_logprobs is None:
+        return []
+    told = tuple(
+        PromptLogprob(own, 2, ((33, -0.25), (token, own), (34, -math.inf))[: params.prompt_logprobs])
+        for token, own in ((token, -place / 2) for place, token in enumerate(prompt[1:], start=1))
+    )
+    return [told[:2], told[2:]]
 
 
 def replace_stats(stats: EngineStats, **changes: Any) -> EngineStats:

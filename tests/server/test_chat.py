@@ -210,3 +210,16 @@ def test_logprobs_without_alternatives_and_none_unasked(client: TestClient) -> N
 def test_the_logarithm_of_zero_can_be_told(client: TestClient) -> None:
     (content,) = ask(client, logprobs=True, top_logprobs=3, max_tokens=1)["choices"][0]["logprobs"]["content"]
     assert [top["logprob"] for top in content["top_logprobs"]] == [-0.25, -1.0, -9999.0]
+
+
+def test_prompt_logprobs_stand_beside_the_choices(client: TestClient, engine: Any) -> None:
+    reply = ask(client, prompt_logprobs=1, max_tokens=2)
+    (prompt, params, _) = engine.submitted[-1]
+    assert params.prompt_logprobs == 1
+    assert "prompt_logprobs" not in reply["choices"][0]
+    first, *others = reply["prompt_logprobs"]
+    assert first is None
+    assert [next(iter(place)) for place in others] == [str(token) for token in prompt[1:]]
+    assert "prompt_logprobs" not in ask(client)
+    silent = ask(client, prompt_logprobs=0, max_tokens=0)
+    assert (silent["choices"][0]["message"]["content"], silent["usage"]["completion_tokens"]) == ("", 0)

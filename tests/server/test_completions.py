@@ -135,3 +135,126 @@ def test_logprobs_end_with_the_stop_string(client: TestClient) -> None:
     assert "".join(choice["logprobs"]["tokens"]) == "fine, t"
     assert choice["logprobs"]["top_logprobs"][0] == {"f": -1.0}
     assert complete(client, "hello")["choices"][0]["logprobs"] is None
+
+
+# -- echo ------------------------------------------------------------------------------------------
+
+
+def test_an_echo_is_the_prompt_before_the_answer(client: TestClient, engine: Any) -> None:
+    for prompt in ("hél lo", engine.tokenizer.encode("hél lo")):
+        reply = complete(client, prompt, echo=True, max_tokens=4)
+        (choice,) = reply["choices"]
+        assert choice == {"index": 0, "text": "hél lofine", "logprobs": None, "finish_reason": "length"}
+        assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (7, 4)
+    assert engine.submitted[-1][1].prompt_logprobs is None  # so it reads the cache
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 6
+    texts = [choice["text"] for choice in complete(client, ["a", "b"], echo=True, max_tokens=1)["choices"]]
+    assert texts == ["af", "bf"]
+
+
+def test_markers_of_the_prompt_are_echoed_and_those_of_the_answer_are_not(
+    client: TestClient, engine: Any
+) -> None:
+    prompt = [*engine.tokenizer.encode("a"), *engine.tokenizer.eos_token_ids, *engine.tokenizer.encode("b")]
+    for given in (prompt, "a<end>b"):
+        choice = complete(client, given, echo=True, logprobs=0)["choices"][0]
+        assert choice["text"] == "a<end>bfine, thanks"
+        assert choice["logprobs"]["tokens"][:4] == ["a", "<end>", "b", "f"]
+        assert choice["logprobs"]["text_offset"][:4] == [0, 1, 6, 7]
+
+
+def test_logprobs_of_an_echo_cover_prompt_and_answer(client: TestClient, engine: Any) -> None:
+    engine.answer = "é"
+    reply = complete(client, "añb", echo=True, logprobs=1)
+    (choice,) = reply["choices"]
+    other = engine.tokenizer.decode([33])
+    assert choice["text"] == "añbé"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "\ufffd", "\ufffd", "b", "\ufffd", "\ufffd", "<end>"],
+        "token_logprobs": [None, -0.5, -1.0, -1.5, -1.0, -2.0, -3.0],
+        "text_offset": [0, 1, 1, 2, 3, 3, 4],
+        "top_logprobs": [
+            None,
+            {"\ufffd": -0.5, other: -0.25},
+            {"\ufffd": -1.0, other: -0.25},
+            {"b": -1.5, other: -0.25},
+            {"\ufffd": -1.0, other: -0.25},
+            {"\ufffd": -2.0, other: -0.25},
+            {"<end>": -3.0, other: -0.25},
+        ],
+    }
+    assert "prompt_logprobs" not in choice
+    assert len(choice["logprobs"]["tokens"]) == reply["usage"]["total_tokens"]
+    chunks = [chunk["choices"][0] for chunk in stream(client, "añb", echo=True, logprobs=1)]
+    assert chunks[0]["text"] == "añb"
+    assert "".join(chunk["text"] for chunk in chunks) == "añbé"
+    told = [chunk["logprobs"] for chunk in chunks]
+    for name, whole in choice["logprobs"].items():
+        assert [entry for one in told if one for entry in one[name]] == whole
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_what_evaluation_harnesses_send(client: TestClient, engine: Any, max_tokens: int) -> None:
+    prompts = [engine.tokenizer.encode("question yes"), engine.tokenizer.encode("question no")]
+    reply = complete(client, prompts, echo=True, max_tokens=max_tokens, logprobs=1, temperature=0, seed=1234)
+    for prompt, choice in zip(prompts, reply["choices"], strict=True):
+        logprobs = choice["logprobs"]
+        assert {len(entries) for entries in logprobs.values()} == {len(prompt) + max_tokens}
+        assert logprobs["token_logprobs"][9 : len(prompt)] == [-i / 2 for i in range(9, len(prompt))]
+        assert choice["finish_reason"] == "length"
+    assert reply["usage"]["completion_tokens"] == 2 * max_tokens
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_an_echo_alone_shows_nothing_else(client: TestClient, engine: Any) -> None:
+    engine.answer = ""  # its first token is the end
+    reply = complete(client, "hello", echo=True, max_tokens=0)
+    assert reply["choices"] == [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "length"}]
+    assert reply["usage"]["completion_tokens"] == 0
+    chunks = [chunk["choices"][0] for chunk in stream(client, "hello", echo=True, max_tokens=0)]
+    assert [(chunk["text"], chunk["finish_reason"]) for chunk in chunks] == [("hello", None), ("", "length")]
+
+
+def test_stop_strings_are_not_looked_for_in_an_echo(client: TestClient) -> None:
+    assert complete(client, "one, two", echo=True, stop=", t")["choices"][0]["text"] == "one, twofine"
+    assert complete(client, "so", echo=True, stop=["of"])["choices"][0]["text"] == "sofine, thanks"
+
+
+def test_stop_strings_wait_for_min_tokens(client: TestClient) -> None:
+    assert complete(client, "hi", stop="n", min_tokens=3)["choices"][0]["text"] == "fine, tha"
+    assert complete(client, "hi", stop="n", min_tokens=2)["choices"][0]["text"] == "fi"
+
+
+# -- prompt_logprobs -------------------------------------------------------------------------------
+
+
+def test_prompt_logprobs_have_vllms_shape(client: TestClient, engine: Any) -> None:
+    a, b, other = (*engine.tokenizer.encode("ab"), 33)
+    (choice,) = complete(client, "bab", prompt_logprobs=1, max_tokens=2)["choices"]
+    likeliest = {"logprob": -0.25, "rank": 1, "decoded_token": engine.tokenizer.decode([other])}
+    assert choice["text"] == "fi"
+    assert choice["logprobs"] is None
+    assert choice["prompt_logprobs"] == [
+        None,
+        {str(a): {"logprob": -0.5, "rank": 2, "decoded_token": "a"}, str(other): likeliest},
+        {str(b): {"logprob": -1.0, "rank": 2, "decoded_token": "b"}, str(other): likeliest},
+    ]
+    (choice,) = complete(client, "bab", prompt_logprobs=3, max_tokens=0)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "length")
+    lowest = {"logprob": -9999.0, "rank": 3, "decoded_token": engine.tokenizer.decode([34])}
+    assert choice["prompt_logprobs"][1] == {
+        str(a): {"logprob": -0.5, "rank": 2, "decoded_token": "a"},
+        str(other): likeliest,
+        "34": lowest,
+    }
+    assert complete(client, "b", prompt_logprobs=0)["choices"][0]["prompt_logprobs"] == [None]
+
+
+def test_who_asks_for_both_gets_each_with_its_own_alternatives(client: TestClient, engine: Any) -> None:
+    (choice,) = complete(client, "ab", echo=True, logprobs=0, prompt_logprobs=3)["choices"]
+    assert engine.submitted[-1][1].prompt_logprobs == 3
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"b": -0.5}]
+    assert len(choice["prompt_logprobs"][1]) == 3
+    (choice,) = complete(client, "ab", echo=True, logprobs=2, prompt_logprobs=0)["choices"]
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 2
+    assert list(choice["prompt_logprobs"][1]) == [str(engine.tokenizer.encode("b")[0])]

@@ -8,33 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.errors import RequestError
-from headstart.text import TextStream, Tokenizer
+from headstart.text import IncrementalDecoder, TextStream, Tokenizer
 
 # Few letters, so that stop strings do occur, overlap themselves and contain each other.
 TEXTS = st.text(st.sampled_from("ab 日😀"), max_size=40)
 STOPS = st.lists(st.text(st.sampled_from("ab 日😀"), min_size=1, max_size=5), max_size=4)
 
 
-def naive(tokenizer: Tokenizer, ids: list[int], stop: list[str]) -> tuple[str, int, bool]:
+def naive(
+    tokenizer: Tokenizer, ids: list[int], stop: list[str], min_tokens: int = 0
+) -> tuple[str, int, bool]:
     """Text, tokens used and whether it stopped, by searching the text of every prefix of the ids."""
-    for count in range(1, len(ids) + 1):
+    exempt = len(IncrementalDecoder(tokenizer).push(ids[:min_tokens]))
+    for count in range(min_tokens + 1, len(ids) + 1):
         text = tokenizer.decode(ids[:count])
-        matches = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+        starts = [(s, text.find(s, max(0, exempt + 1 - len(s)))) for s in stop]
+        matches = [(start + len(s), start) for s, start in starts if start >= 0]
         if matches:
             return text[: min(matches)[1]], count, True
     return tokenizer.decode(ids), len(ids), False
 
 
-@given(data=st.data(), text=TEXTS, stop=STOPS)
+@given(data=st.data(), text=TEXTS, stop=STOPS, min_tokens=st.sampled_from([0, 0, 1, 3, 10]))
 def test_any_grouping_gives_what_a_search_of_the_whole_text_gives(
-    family: Any, data: st.DataObject, text: str, stop: list[str]
+    family: Any, data: st.DataObject, text: str, stop: list[str], min_tokens: int
 ) -> None:
     ids = family.ours.encode(text)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)))))
-    stream = TextStream(family.ours, stop)
+    stream = TextStream(family.ours, stop, min_tokens=min_tokens)
     shown = "".join(stream.push(ids[start:end]) for start, end in pairwise([0, *cuts, len(ids)]))
     shown += stream.finish()
-    assert (shown, stream.num_tokens, stream.stopped) == naive(family.ours, ids, stop)
+    assert (shown, stream.num_tokens, stream.stopped) == naive(family.ours, ids, stop, min_tokens)
 
 
 @given(text=TEXTS, stop=STOPS)
@@ -126,3 +130,19 @@ def test_an_empty_stop_string_is_refused(smallest: Any) -> None:
     with pytest.raises(RequestError, match="must not be empty") as caught:
         TextStream(smallest.ours, ["a", ""])
     assert caught.value.param == "stop"
+
+
+def test_a_stop_string_counts_only_after_min_tokens(smallest: Any) -> None:
+    stream = TextStream(smallest.ours, ["aba"], min_tokens=3)
+    pieces = [stream.push([token_id]) for token_id in letters(smallest, "ababa!")]
+    assert pieces == ["", "", "ab", "", "", ""]  # the first "aba" is text; its end begins the second
+    assert (stream.num_tokens, stream.stopped) == (5, True)
+
+
+def test_text_that_continues_other_text_keeps_its_first_space(families: Any) -> None:
+    for family in families.values():
+        ids = family.ours.encode("the cache in the cache", add_special_tokens=False)
+        half = family.ours.encode("the cache", add_special_tokens=False)
+        assert ids[: len(half)] == half
+        stream = TextStream(family.ours, [], continued=True)
+        assert stream.push(ids[len(half) :]) + stream.finish() == " in the cache"

@@ -79,22 +79,43 @@ class CacheRequest:
 
     ``token_ids`` is an iterable of ints, or a buffer that is copied in one go: an ``array`` or a numpy
     array of int32, or the ``bytes`` of little-endian int32.  Decoded tokens are appended.
+    ``skip_reading`` is for requests that want the logits of their prompt: nothing that others computed is
+    a hit for them, but what they compute can be found.  They are left out of the statistics.
     Raises ``RequestError`` for what is not a list of int32.
     """
 
-    __slots__ = ("__weakref__", "digests", "namespace", "num_admissions", "request_id", "tokens")
+    __slots__ = (
+        *("__weakref__", "digests", "namespace", "num_admissions", "num_committed"),
+        *("request_id", "skip_reading", "tokens"),
+    )
 
     def __init__(
-        self, request_id: str, token_ids: Iterable[int] | Buffer, *, namespace: Namespace = SHARED
+        self,
+        request_id: str,
+        token_ids: Iterable[int] | Buffer,
+        *,
+        namespace: Namespace = SHARED,
+        skip_reading: bool = False,
     ) -> None:
         self.request_id = request_id
         self.namespace = namespace
+        self.skip_reading = skip_reading
         self.tokens = _run_of(token_ids)
         """All tokens as one run: little-endian int32.  A bytearray, so that comparing it copies nothing."""
         self.digests: list[bytes] = []
         """Digests of the leading full blocks, as far as the `hash` index has needed them; its own."""
         self.num_admissions = 0
         """How often the manager admitted it; more than once after a preemption.  The manager's own."""
+        self.num_committed = 0
+        """How many leading tokens were ever computed for it, in steps that committed.  The manager's own."""
+
+    @property
+    def num_readable(self) -> int:
+        """The most tokens that may be a hit: the last must be computed, for its logits.
+
+        With ``skip_reading`` those only that were computed for this very request, before it was preempted.
+        """
+        return min(self.num_tokens - 1, self.num_committed) if self.skip_reading else self.num_tokens - 1
 
     @property
     def num_tokens(self) -> int:

@@ -68,6 +68,8 @@ class Allocation:
 class CacheStats:
     """Counted once per request, at its first admission; readmissions after preemption apart.
 
+    Requests that skip reading are not counted: they ask for nothing.
+
     ``queries`` and ``hits`` are tokens, as in ``vllm:prefix_cache_queries`` and ``…_hits``.
     """
 
@@ -148,13 +150,13 @@ class KVCacheManager:
         self._now = now
 
     def get_computed_blocks(self, request: CacheRequest) -> PrefixHit:
-        """The longest cached prefix, at most all tokens but the last (it must be computed for its logits).
+        """The longest cached prefix, at most ``request.num_readable`` tokens.
 
         Changes nothing, neither recency nor reference counts.
         """
         match = Match()
         if self.config.enable_prefix_caching:
-            match = self._index.match(request, request.num_tokens - 1)
+            match = self._index.match(request, request.num_readable)
         copied = match.copy.num_tokens if match.copy else 0
         num_tokens = len(match.block_ids) * self.config.block_size + copied
         return PrefixHit(request, num_tokens, match, self._version)
@@ -194,7 +196,8 @@ class KVCacheManager:
             return None
         lease = self._index.admit(request, hit.match)
         holding = self._holdings[request.request_id] = _Holding(lease, hit.num_tokens)
-        counted = (request.num_tokens, hit.num_tokens) if self.config.enable_prefix_caching else None
+        asks = self.config.enable_prefix_caching and not request.skip_reading
+        counted = (request.num_tokens, hit.num_tokens) if asks else None
         self._step[request.request_id] = _Grant(
             self._index.mark(lease), 0, True, counted, set(hit.match.shared_with)
         )
@@ -250,6 +253,7 @@ class KVCacheManager:
             raise CacheError(f"{child!r} is no fork of {request!r}: it must begin with its {computed} tokens")
         self._holdings[child.request_id] = _Holding(self._index.fork(holding.lease, child), computed)
         child.num_admissions += 1
+        child.num_committed = computed
         self._version += 1
 
     def _writes_into_shared(self, holding: _Holding) -> bool:
@@ -272,7 +276,10 @@ class KVCacheManager:
     def commit_step(self) -> None:
         """The K and V of every token granted in this step are written."""
         self._index.commit()
-        for grant in self._step.values():
+        for request_id, grant in self._step.items():
+            holding = self._holdings[request_id]
+            request = holding.lease.request
+            request.num_committed = max(request.num_committed, holding.num_computed)
             if grant.replaced is not None:
                 self._index.drop(grant.replaced[1])
         self._end_step()

@@ -61,7 +61,12 @@ class EngineCore:
 
         Raises ``RequestError`` if it can never be served.
         """
-        cache = CacheRequest(request_id, prompt_token_ids, namespace=Namespace(salt=cache_salt))
+        cache = CacheRequest(
+            request_id,
+            prompt_token_ids,
+            namespace=Namespace(salt=cache_salt),
+            skip_reading=params.prompt_logprobs is not None,
+        )
         max_tokens = self.limits.check(cache.token_ids(), params, priority)
         self.scheduler.add(
             Request(

@@ -39,7 +39,7 @@ class Limits:
         self._check_vocabulary(prompt_token_ids)
         self._check_bias(params.logit_bias)
         room = self.max_model_len - prompt
-        if room < 1:
+        if room < (0 if params.max_tokens == 0 else 1):
             raise RequestError(
                 f"this model's maximum context length is {self.max_model_len} tokens, but the prompt has "
                 f"{prompt} tokens and at least one must be generated; shorten the prompt",
@@ -54,7 +54,7 @@ class Limits:
                 code="context_length_exceeded",
             )
         pool = self.num_blocks * self.block_size + 1 - prompt  # the last token generated needs no slot
-        wanted = params.max_tokens if params.max_tokens is not None else 1
+        wanted = params.max_tokens or 1
         if wanted > pool:
             blocks = -(-(prompt + wanted - 1) // self.block_size)
             raise RequestError(

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headstart.config import EngineConfig
 from headstart.engine.build import build_engine
-from headstart.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
+from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
 from headstart.errors import EngineError, RequestError
 from headstart.model.source import resolve
 from headstart.text import ChatTemplate, TextStream, Tokenizer
@@ -29,7 +29,8 @@ class Generation:
 
     ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
     one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
-    the others were computed.  ``logprobs``, if asked for, has an entry for each of ``token_ids``.
+    the others were computed.  ``logprobs``, if asked for, has an entry for each of ``token_ids``;
+    ``prompt_logprobs`` one for each of ``prompt_token_ids``, None for the first.
     """
 
     prompt_token_ids: list[int]
@@ -38,6 +39,7 @@ class Generation:
     num_cached_tokens: int
     finish_reason: FinishReason
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[PromptLogprob | None] | None = None
 
 
 class LLM:
@@ -145,8 +147,11 @@ class _Job:
     """One prompt on its way through `LLM.generate`."""
 
     def __init__(self, prompt_token_ids: list[int], tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self.text = TextStream(tokenizer, params.stop)
+        self.text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._prompt_logprobs: list[PromptLogprob | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]
         self.finish_reason: FinishReason | None = None
         self._prompt_token_ids = prompt_token_ids
         self._pieces: list[str] = []
@@ -160,6 +165,8 @@ class _Job:
         self._num_cached_tokens = output.num_cached_tokens
         if self._logprobs is not None:
             self._logprobs.extend(output.logprobs)
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.extend(output.prompt_logprobs)
         self._pieces.append(self.text.push(token_ids[:-1] if reason == "stop" else token_ids))
         if reason is not None:
             self._pieces.append(self.text.finish())
@@ -180,6 +187,7 @@ class _Job:
             self._num_cached_tokens,
             self.finish_reason,
             self._logprobs,
+            self._prompt_logprobs,
         )
 
 

@@ -20,17 +20,20 @@ class SamplingParams:
     """How the next tokens are chosen and when to stop.  Names and defaults are vLLM's.
 
     ``temperature`` 0 is greedy.  ``top_k`` 0 or -1, ``top_p`` 1.0 and ``min_p`` 0.0 are off; ``min_p``
-    is a share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit.
+    is a share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit, and 0,
+    which is for those that want ``prompt_logprobs`` and nothing else, is none.
     ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the output and are part
-    of its token ids; none of them is chosen among the first ``min_tokens``.  ``ignore_eos`` goes on
-    where the model would end.  A request with a ``seed`` gives the same tokens again.
+    of its token ids.  Until ``min_tokens`` were generated no end is chosen and stop strings are not looked
+    for.  ``ignore_eos`` goes on where the model would end.  A request with a ``seed`` gives the same tokens
+    again.
 
     ``logit_bias`` is added to the logits of its token ids.  Then ``repetition_penalty`` divides the positive
     logits of tokens that the prompt or the output has, and multiplies the negative ones;
     ``frequency_penalty`` is taken off for each time that a token was generated, ``presence_penalty`` once.
 
     ``logprobs`` asks for the log-probability of each generated token and for so many of the likeliest tokens
-    in its place, as the model gave them: before biases, penalties and the temperature.
+    in its place, as the model gave them: before biases, penalties and the temperature.  ``prompt_logprobs``
+    asks for the same of each prompt token after the first; all of them are computed then, cached or not.
 
     Raises ``RequestError`` that names the field and what is allowed.
     """
@@ -50,6 +53,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -63,7 +67,8 @@ class SamplingParams:
         self._demand("top_p", math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
         self._demand("top_k", self.top_k >= -1, "0 or -1 (off) or a positive integer")
         object.__setattr__(self, "top_k", max(0, self.top_k))
-        self._demand("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        least = 1 if self.prompt_logprobs is None else 0
+        self._demand("max_tokens", self.max_tokens is None or self.max_tokens >= least, f"at least {least}")
         self._demand("stop", all(self.stop), "non-empty strings")
         self._demand(
             "seed", self.seed is None or -(2**63) <= self.seed < 2**64, "an integer of at most 64 bits"
@@ -79,11 +84,9 @@ class SamplingParams:
             all(token >= 0 and -100.0 <= bias <= 100.0 for token, bias in self.logit_bias.items()),
             "token ids, each with a number between -100 and 100",
         )
-        self._demand(
-            "logprobs",
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            f"between 0 and {MAX_LOGPROBS}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            self._demand(name, wanted is None or 0 <= wanted <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
         most = math.inf if self.max_tokens is None else self.max_tokens
         self._demand("min_tokens", 0 <= self.min_tokens <= most, "at least 0 and at most max_tokens")
 
@@ -162,12 +165,24 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTargets:
+    """Prompt tokens whose log-probabilities a step is to tell.
+
+    The logits after the row's token ``first`` are for ``token_ids[0]``, and so on; the last of them may be
+    the first token of the next chunk.
+    """
+
+    first: int
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledRow:
     """One request's share of a step: ``token_ids`` at positions ``start …`` are to be computed.
 
     ``block_ids`` is the whole block table after this step's grant, to be read only and only during
     the step.  ``sample`` asks for the token after the last one.  ``token_counts`` are the request's
-    own, to be read only.
+    own, to be read only.  ``targets`` are there for requests with ``prompt_logprobs``.
     """
 
     request_id: str
@@ -178,6 +193,7 @@ class ScheduledRow:
     params: SamplingParams
     num_output_tokens: int
     token_counts: dict[int, int] | None = None
+    targets: PromptTargets | None = None
 
     @property
     def is_decoding(self) -> bool:
@@ -207,17 +223,31 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """A prompt token's log-probability and its rank (1 is the likeliest), and the likeliest in its place."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """By request id: a sampled token for each row that asked for one, or the sentence why there is none."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     logprobs: dict[str, TokenLogprob] = field(default_factory=dict)  # of the rows that asked
+    prompt_logprobs: dict[str, tuple[PromptLogprob, ...]] = field(default_factory=dict)  # one for each target
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step brought for one request; ``logprobs``, if it asked, are one for each token."""
+    """What one step brought for one request; ``logprobs``, if it asked, are one for each token.
+
+    ``prompt_logprobs``, if it asked, come in pieces: all pieces together, in order, are those of the
+    prompt's second token to its last, and are there with the first generated token at the latest.
+    """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -225,3 +255,4 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()

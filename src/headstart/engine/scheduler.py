@@ -24,6 +24,8 @@ from headstart.config import SchedulerConfig
 from headstart.engine.budget import AdaptiveBudget, FixedBudget, TokenBudget
 from headstart.engine.request import (
     FinishReason,
+    PromptLogprob,
+    PromptTargets,
     Request,
     RequestOutput,
     ScheduledRow,
@@ -161,7 +163,19 @@ class Scheduler:
             params=request.params,
             num_output_tokens=request.num_output_tokens,
             token_counts=request.token_counts,
+            targets=self._targets(request, start, start + count),
         )
+
+    @staticmethod
+    def _targets(request: Request, start: int, stop: int) -> PromptTargets | None:
+        """What is to be told of the prompt when positions ``start`` to ``stop`` are computed."""
+        if request.params.prompt_logprobs is None:
+            return None
+        first = max(start, request.cache.num_committed)  # what was told before a preemption stays told
+        last = min(stop, request.num_prompt_tokens - 1)  # after the prompt's last token comes the output
+        if first >= last:
+            return None
+        return PromptTargets(first - start, request.cache.token_ids(first + 1, last + 1))
 
     # -- the end of a step -----------------------------------------------------------------------
 
@@ -178,21 +192,34 @@ class Scheduler:
         for row in plan.rows:
             request = self._requests[row.request_id]
             request.num_computed_tokens = row.start + len(row.token_ids)
-            if not row.sample:
-                continue
             error = result.failed.get(row.request_id)
+            of_prompt = result.prompt_logprobs.get(row.request_id, ())
             if error is not None:
                 outputs.append(self._fail(request, error))
-                continue
-            token = result.sampled[row.request_id]
-            request.append(token)
-            reason = self._finish_reason(request, token)
-            if reason is not None:
-                self._remove(request)
-            logprob = result.logprobs.get(row.request_id)
-            logprobs = () if logprob is None else (logprob,)
-            outputs.append(self._output(request, (token,), reason, logprobs=logprobs))
+            elif row.sample:
+                token, logprob = result.sampled[row.request_id], result.logprobs.get(row.request_id)
+                outputs.append(self._take(request, token, logprob, of_prompt))
+            elif of_prompt:
+                outputs.append(self._output(request, (), prompt_logprobs=of_prompt))
         return outputs
+
+    def _take(
+        self,
+        request: Request,
+        token: int,
+        logprob: TokenLogprob | None,
+        prompt_logprobs: tuple[PromptLogprob, ...],
+    ) -> RequestOutput:
+        """Give the request its next token, unless it wants none and was there for its prompt alone."""
+        reason: FinishReason | None = "length"
+        tokens: tuple[int, ...] = ()
+        if request.max_tokens > 0:
+            request.append(token)
+            tokens, reason = (token,), self._finish_reason(request, token)
+        if reason is not None:
+            self._remove(request)
+        logprobs = () if logprob is None or not tokens else (logprob,)
+        return self._output(request, tokens, reason, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def rollback(self) -> None:
         """The step was not computed: every request stands as before it, those it admitted wait again."""
@@ -229,9 +256,10 @@ class Scheduler:
         reason: FinishReason | None = None,
         error: str | None = None,
         logprobs: tuple[TokenLogprob, ...] = (),
+        prompt_logprobs: tuple[PromptLogprob, ...] = (),
     ) -> RequestOutput:
         cached = request.num_cached_tokens or 0
-        return RequestOutput(request.request_id, token_ids, cached, reason, error, logprobs)
+        return RequestOutput(request.request_id, token_ids, cached, reason, error, logprobs, prompt_logprobs)
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]

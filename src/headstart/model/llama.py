@@ -77,16 +77,28 @@ class LlamaModel:
 
         Writes K and V of all T tokens into ``pool``.
         """
+        return self.logits(self.hidden(batch, pool, attention))
+
+    @torch.inference_mode()
+    def hidden(self, batch: ForwardBatch, pool: KVPool, attention: AttentionBackend) -> Tensor:
+        """The normed stream [R, hidden_size] of ``batch.logit_rows``; writes as `forward` does."""
         stream = F.embedding(self._filled_up(batch.token_ids), self._embedding)
         delta: Tensor | None = None
         rotation = self._ops.rotation(self._rotary(self._filled_up(batch.positions)), self.dtype)
         step = Step(self._ops, rotation, batch.slots, pool, attention.prepare(batch, pool))
         for layer in self._layers:
             delta = layer.forward(stream, delta, step)
-        rows = self._filled_up(batch.logit_rows)
-        last_delta = None if delta is None else delta[rows]
-        last = self._ops.add_rms_norm(stream[rows], last_delta, self._norm, self.spec.rms_norm_eps)
-        return self._lm_head(last)[: len(batch.logit_rows)].float()
+        last = stream[batch.logit_rows]
+        last_delta = None if delta is None else delta[batch.logit_rows]
+        return self._ops.add_rms_norm(last, last_delta, self._norm, self.spec.rms_norm_eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab_size] in float32 of rows of `hidden`.  Large: 200 kB a row for 50,000 tokens."""
+        num_rows = len(hidden)
+        if isinstance(self._lm_head, PackedLinear):
+            hidden = F.pad(hidden, (0, 0, 0, filled_up(num_rows) - num_rows))
+        return self._lm_head(hidden)[:num_rows].float()
 
     def _filled_up(self, ids: Tensor) -> Tensor:
         """``ids`` [N] and, where linear maps are packed, zeros behind them: rows that nobody reads."""

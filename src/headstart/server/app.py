@@ -14,7 +14,7 @@ from headstart.server import chat, completions, errors
 from headstart.server.body_limit import BodyLimit
 from headstart.server.front import Front
 from headstart.server.metrics import Metrics
-from headstart.server.protocol import ModelCard, ModelList
+from headstart.server.replies import ModelCard, ModelList
 from headstart.text import ChatTemplate, Tokenizer
 
 MAX_BODY_BYTES = 16 * 2**20  # a million tokens as decimal ids fit twice

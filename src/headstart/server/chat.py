@@ -16,15 +16,14 @@ from headstart.errors import RequestError
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, usage_of
 from headstart.server.logprobs import for_chat
-from headstart.server.protocol import (
+from headstart.server.protocol import ChatRequest, Message
+from headstart.server.replies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatLogprobs,
     ChatReply,
-    ChatRequest,
     Delta,
-    Message,
     ReplyMessage,
 )
 from headstart.server.streaming import EventStream, json_response, until_disconnect
@@ -47,8 +46,8 @@ def router(front: Front) -> APIRouter:
         generation = front.generate(prompt, params, ticket, prompt_field="messages")
         if body.stream:
             return EventStream(_chunks(front, ticket, generation, include_usage=body.include_usage))
-        reply = await until_disconnect(request.receive, _whole(front, ticket, generation))
-        return json_response(reply)
+        whole = _whole(front, ticket, generation, body.prompt_logprobs)
+        return json_response(await until_disconnect(request.receive, whole))
 
     return routes
 
@@ -82,7 +81,9 @@ def _as_the_template_sees_it(message: Message) -> dict[str, Any]:
     return {"role": role, "content": message.content, **name}
 
 
-async def _whole(front: Front, ticket: Ticket, generation: Generation) -> ChatReply:
+async def _whole(
+    front: Front, ticket: Ticket, generation: Generation, prompt_logprobs: int | None
+) -> ChatReply:
     async with aclosing(generation.pieces()) as pieces:
         collected = [piece async for piece in pieces]
     finish_reason = collected[-1].finish_reason
@@ -91,7 +92,7 @@ async def _whole(front: Front, ticket: Ticket, generation: Generation) -> ChatRe
     message = ReplyMessage(role="assistant", content=text, refusal=None)
     tokens = [token for piece in collected for token in piece.tokens]
     told = for_chat(tokens) if generation.tells_logprobs else None
-    return ChatReply(
+    reply = ChatReply(
         id=ticket.id,
         object="chat.completion",
         created=ticket.created,
@@ -99,6 +100,9 @@ async def _whole(front: Front, ticket: Ticket, generation: Generation) -> ChatRe
         choices=[ChatChoice(index=0, message=message, logprobs=told, finish_reason=finish_reason)],
         usage=usage_of([generation]),
     )
+    if prompt_logprobs is not None:
+        reply.prompt_logprobs = generation.prompt_logprobs(prompt_logprobs)
+    return reply
 
 
 async def _chunks(

@@ -13,15 +13,12 @@ from starlette.responses import Response
 
 from headstart.engine.request import SamplingParams
 from headstart.server.front import Front, Ticket, require_json
-from headstart.server.generation import Generation, Piece, merged, usage_of
+from headstart.server.generation import Echo, Generation, Piece, merged, usage_of
 from headstart.server.logprobs import for_completion
-from headstart.server.protocol import (
-    COMPLETION_MAX_TOKENS,
-    CompletionChoice,
-    CompletionReply,
-    CompletionRequest,
-)
+from headstart.server.protocol import COMPLETION_MAX_TOKENS, CompletionRequest
+from headstart.server.replies import CompletionChoice, CompletionReply
 from headstart.server.streaming import EventStream, json_response, until_disconnect
+from headstart.text import IncrementalDecoder
 
 
 def router(front: Front) -> APIRouter:
@@ -37,14 +34,15 @@ def router(front: Front) -> APIRouter:
             prompt if isinstance(prompt, list) else await front.encode(prompt, add_special_tokens=True)
             for prompt in body.prompts
         ]
+        echoes = [_echo(front, body, prompt) for prompt in body.prompts]
         generations = [
-            front.generate(prompt, _fitting(front, body, params, prompt), ticket, index=index)
-            for index, prompt in enumerate(prompts)
+            front.generate(prompt, _fitting(front, body, params, prompt), ticket, index=index, echo=echo)
+            for index, (prompt, echo) in enumerate(zip(prompts, echoes, strict=True))
         ]
         if body.stream:
             return EventStream(_chunks(front, ticket, generations, include_usage=body.include_usage))
-        reply = await until_disconnect(request.receive, _whole(front, ticket, generations))
-        return json_response(reply)
+        whole = _whole(front, ticket, generations, body.prompt_logprobs)
+        return json_response(await until_disconnect(request.receive, whole))
 
     return routes
 
@@ -60,7 +58,19 @@ def _fitting(
     return replace(params, max_tokens=max(1, min(COMPLETION_MAX_TOKENS, room)))
 
 
-async def _whole(front: Front, ticket: Ticket, generations: Sequence[Generation]) -> CompletionReply:
+def _echo(front: Front, body: CompletionRequest, prompt: str | list[int]) -> Echo | None:
+    """The prompt as text, with all its markers; None where nobody wants it."""
+    if not body.echo:
+        return None
+    if isinstance(prompt, str):
+        return Echo(prompt, body.only_echo)
+    decoder = IncrementalDecoder(front.tokenizer, skip_special_tokens=False)
+    return Echo(decoder.push(prompt) + decoder.finish(), body.only_echo)
+
+
+async def _whole(
+    front: Front, ticket: Ticket, generations: Sequence[Generation], prompt_logprobs: int | None
+) -> CompletionReply:
     collected: list[list[Piece]] = [[] for _ in generations]
     async with aclosing(merged(generations)) as arriving:
         async for piece in arriving:
@@ -74,6 +84,8 @@ async def _whole(front: Front, ticket: Ticket, generations: Sequence[Generation]
             logprobs=for_completion(tokens) if generation.tells_logprobs else None,
             finish_reason=pieces[-1].finish_reason,
         )
+        if prompt_logprobs is not None:
+            choice.prompt_logprobs = generation.prompt_logprobs(prompt_logprobs)
         choices.append(choice)
     return CompletionReply(**_head(front, ticket), choices=choices, usage=usage_of(generations))
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from headstart.engine.request import SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
-from headstart.server.generation import Generation
+from headstart.server.generation import Echo, Generation
 from headstart.server.metrics import Metrics, RequestTimer
 from headstart.server.protocol import GenerationRequest
 from headstart.text import ChatTemplate, Tokenizer
@@ -104,6 +104,7 @@ class Front:
         *,
         index: int = 0,
         prompt_field: str = "prompt",
+        echo: Echo | None = None,
     ) -> Generation:
         """One prompt given to the engine; ``index`` numbers the prompts of one request.
 
@@ -127,8 +128,9 @@ class Front:
             self.tokenizer,
             params,
             RequestTimer(self.metrics, ticket.arrived),
-            num_prompt_tokens=len(prompt),
+            prompt=prompt,
             index=index,
+            echo=echo,
         )
 
 

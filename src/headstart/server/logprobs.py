@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headstart.engine.request import TokenLogprob
-from headstart.server.protocol import ChatLogprobs, CompletionLogprobs, TokenDetails, TopToken
-from headstart.text import Tokenizer
+from headstart.engine.request import PromptLogprob, TokenLogprob
+from headstart.server.replies import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptToken,
+    PromptTokens,
+    TokenDetails,
+    TopToken,
+)
+from headstart.text import IncrementalDecoder, Tokenizer
 
 LOWEST = -9999.0
 """In place of the logarithm of 0, which JSON cannot say; as in OpenAI's API."""
@@ -29,11 +35,15 @@ class Spelled:
 
 @dataclass(frozen=True, slots=True)
 class SpelledToken:
-    """One generated token, where its text begins (in characters), and the likeliest in its place."""
+    """One token, where its text begins (in characters), and the likeliest in its place.
+
+    The first token of a prompt is not ``scored``: nothing was there to say how likely it is.
+    """
 
     token: Spelled
     offset: int
     top: tuple[Spelled, ...]
+    scored: bool = True
 
 
 class Speller:
@@ -41,9 +51,31 @@ class Speller:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text = IncrementalDecoder(tokenizer)
         self._offset = 0
         self._first = True
+
+    def spell_prompt(
+        self, token_ids: Sequence[int], logprobs: Sequence[PromptLogprob], text: str, *, top: int
+    ) -> tuple[SpelledToken, ...]:
+        """All tokens of a prompt whose ``text`` is echoed before the answer, with ``top`` alternatives each.
+
+        To be called before `spell`, with a log-probability for each token but the first.
+        """
+        decoder = IncrementalDecoder(self._tokenizer, skip_special_tokens=False)
+        offset = 0
+        tokens = []
+        for token_id, told in zip(token_ids, (None, *logprobs), strict=True):
+            own = self._spelled(token_id, 0.0 if told is None else told.logprob)
+            others = () if told is None else tuple(self._spelled(*one) for one in told.top[:top])
+            tokens.append(SpelledToken(own, min(offset, len(text)), others, scored=told is not None))
+            # A marker that encoding has put there is in no text.
+            if not self._tokenizer.is_special(token_id) or text.startswith(own.text, offset):
+                offset += len(decoder.push((token_id,)))
+            self._first = False
+        self._offset = len(text)
+        self._text = IncrementalDecoder(self._tokenizer, continued=True)
+        return tuple(tokens)
 
     def spell(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> tuple[SpelledToken, ...]:
         """The next tokens; none where nobody asked for log-probabilities."""
@@ -52,14 +84,18 @@ class Speller:
     def _next(self, token_id: int, told: TokenLogprob) -> SpelledToken:
         own = self._spelled(token_id, told.logprob)
         spelled = SpelledToken(own, self._offset, tuple(self._spelled(*one) for one in told.top))
-        self._offset += len(self._utf8.decode(own.bytes))
+        self._offset += len(self._text.push((token_id,)))
         self._first = False
         return spelled
 
     def _spelled(self, token_id: int, logprob: float) -> Spelled:
-        token = self._tokenizer.token(token_id)  # None: the embedding is larger than the vocabulary
-        content = b"" if token is None else self._tokenizer.token_bytes(token, first=self._first)
-        return Spelled(content, max(logprob, LOWEST))
+        return _spelled(self._tokenizer, token_id, logprob, first=self._first)
+
+
+def _spelled(tokenizer: Tokenizer, token_id: int, logprob: float, *, first: bool) -> Spelled:
+    token = tokenizer.token(token_id)  # None: the embedding is larger than the vocabulary
+    content = b"" if token is None else tokenizer.token_bytes(token, first=first)
+    return Spelled(content, max(logprob, LOWEST))
 
 
 def for_chat(tokens: Sequence[SpelledToken]) -> ChatLogprobs:
@@ -82,9 +118,29 @@ def for_completion(tokens: Sequence[SpelledToken]) -> CompletionLogprobs:
     """The ``logprobs`` of a completion's choice; the token itself is always among the likeliest."""
     return CompletionLogprobs(
         text_offset=[token.offset for token in tokens],
-        token_logprobs=[token.token.logprob for token in tokens],
+        token_logprobs=[token.token.logprob if token.scored else None for token in tokens],
         tokens=[token.token.text for token in tokens],
         top_logprobs=[
-            {one.text: one.logprob for one in reversed((*token.top, token.token))} for token in tokens
+            {one.text: one.logprob for one in reversed((*token.top, token.token))} if token.scored else None
+            for token in tokens
         ],
     )
+
+
+def for_prompt(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[PromptLogprob], *, top: int
+) -> PromptTokens:
+    """The ``prompt_logprobs`` of a reply, with ``top`` alternatives in each place."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> PromptToken:
+        token = _spelled(tokenizer, token_id, logprob, first=False)
+        return PromptToken(logprob=token.logprob, rank=rank, decoded_token=token.text)
+
+    places: PromptTokens = [None]
+    for token_id, told in zip(token_ids[1:], logprobs, strict=True):
+        place = {token_id: entry(token_id, told.logprob, told.rank)}
+        for rank, (other, logprob) in enumerate(told.top[:top], start=1):
+            if other != token_id:
+                place[other] = entry(other, logprob, rank)
+        places.append(place)
+    return places

@@ -1,11 +1,8 @@
-"""The wire types of OpenAI's API, as far as headstart serves it.
+"""What OpenAI's API may be asked, as far as headstart serves it.  The answers are in `server.replies`.
 
-Requests: types are strict (``"0.5"`` is no number), ranges are `SamplingParams`' affair, fields we do not
+Types are strict (``"0.5"`` is no number), ranges are `SamplingParams`' affair, fields we do not
 know are ignored.  Fields that we know, do not do yet and that would change the answer are declared with
 `not_yet`, so that asking for them is an error with their name and never silently ignored.
-
-Replies: every field is set by whoever builds one, except those that may be absent; they are serialised
-with ``exclude_unset``.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from headstart.engine.request import MAX_LOGPROBS, FinishReason, SamplingParams
+from headstart.engine.request import MAX_LOGPROBS, SamplingParams
 from headstart.errors import RequestError
 
 MAX_PROMPTS = 1024
@@ -100,6 +97,13 @@ _Limit = Annotated[
 _Natural = Annotated[
     int | None, Field(strict=True, ge=0, lt=2**31), must_be("an integer of at least 0 and below 2147483648")
 ]
+_AT_LEAST_ONE = "an integer of at least 1 and below 2147483648 (0 only with prompt_logprobs or echo)"
+_MaxTokens = Annotated[int | None, Field(strict=True, ge=0, lt=2**31), must_be(_AT_LEAST_ONE)]
+_NumLogprobs = Annotated[
+    int | None,
+    Field(strict=True, ge=0, le=MAX_LOGPROBS),
+    must_be(f"an integer between 0 and {MAX_LOGPROBS}"),
+]
 _LogitBias = Annotated[
     Annotated[dict[int, Annotated[float, Field(strict=True)]], BeforeValidator(_few_biases)] | None,
     must_be(f"an object of at most {MAX_BIASES} token ids, each with a number"),
@@ -138,7 +142,7 @@ class GenerationRequest(BaseModel):
     """What a chat and a completion ask for alike."""
 
     model: _String = None
-    max_tokens: _Limit = None
+    max_tokens: _MaxTokens = None
     temperature: _Number = None
     top_p: _Number = None
     top_k: _Count = None
@@ -160,10 +164,10 @@ class GenerationRequest(BaseModel):
     repetition_penalty: _Number = None
     logit_bias: _LogitBias = None
     min_tokens: _Natural = None
+    prompt_logprobs: _NumLogprobs = None
 
     n: Annotated[Any, not_yet(1)] = None
     best_of: Annotated[Any, not_yet(1)] = None
-    prompt_logprobs: Annotated[Any, not_yet()] = None
     truncate_prompt_tokens: Annotated[Any, not_yet()] = None
     structured_outputs: Annotated[Any, not_yet()] = None
     guided_json: Annotated[Any, not_yet()] = None
@@ -186,6 +190,11 @@ class GenerationRequest(BaseModel):
         """How many alternatives are told for each token; ``None`` is no log-probabilities at all."""
         return None
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for each token of the prompt."""
+        return self.prompt_logprobs
+
     def sampling(self, eos_token_ids: Iterable[int]) -> SamplingParams:
         """These fields as `SamplingParams`; what was not given has its default.
 
@@ -193,8 +202,23 @@ class GenerationRequest(BaseModel):
 
         Raises `RequestError` that names the field whose value is out of range.
         """
+        if self.token_limit == 0 and self.num_prompt_logprobs is None:
+            raise RequestError(
+                f"max_tokens must be {_AT_LEAST_ONE}, got 0", param="max_tokens", code="invalid_value"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs are not available when stream is true: leave one of them out",
+                param="prompt_logprobs",
+                code="invalid_value",
+            )
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        params = SamplingParams(**given, max_tokens=self.token_limit, logprobs=self.num_logprobs)
+        params = SamplingParams(
+            **given,
+            max_tokens=self.token_limit,
+            logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
+        )
         return params.ending_at(eos_token_ids)
 
 
@@ -223,11 +247,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
 
     logprobs: _Flag = None
-    top_logprobs: Annotated[
-        int | None,
-        Field(strict=True, ge=0, le=MAX_LOGPROBS),
-        must_be(f"an integer between 0 and {MAX_LOGPROBS}"),
-    ] = None
+    top_logprobs: _NumLogprobs = None
     tools: Annotated[Any, not_yet([])] = None
     tool_choice: Annotated[Any, not_yet("none", "auto")] = None
     functions: Annotated[Any, not_yet([])] = None
@@ -240,7 +260,7 @@ class ChatRequest(GenerationRequest):
     @property
     def token_limit(self) -> int | None:
         """The newer name wins; without either, as many as fit."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
@@ -267,18 +287,35 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int | None, Field(strict=True, ge=0, le=5), must_be("an integer between 0 and 5")] = (
         None
     )
-    echo: Annotated[Any, not_yet(False)] = None
+    echo: _Flag = None
     suffix: Annotated[Any, not_yet("")] = None
 
     @property
     def token_limit(self) -> int | None:
         """OpenAI's default where nothing is said."""
-        return self.max_tokens or COMPLETION_MAX_TOKENS
+        if self.only_echo:
+            return 1
+        return COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
         """As asked for."""
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """With ``echo``, ``logprobs`` are those of the prompt, too; enough for who asks for both."""
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether the prompt's text is all that is wanted.
+
+        The engine, which knows no text, is asked for one token all the same; nobody is shown it.
+        """
+        return bool(self.echo) and self.max_tokens == 0 and self.num_prompt_logprobs is None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -297,137 +334,3 @@ class CompletionRequest(GenerationRequest):
                 code="invalid_value",
             )
         return prompts
-
-
-class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the cache."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Tokens in, out and from the cache; ``completion_tokens`` counts the one that ended the text."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class Reply(BaseModel):
-    """What every reply and every chunk begins with."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-
-
-class ReplyMessage(BaseModel):
-    """The assistant's message."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class TopToken(BaseModel):
-    """A token that was likely; ``bytes`` because a token may be part of a character."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenDetails(TopToken):
-    """A generated token, and the likeliest ones in its place."""
-
-    top_logprobs: list[TopToken]
-
-
-class ChatLogprobs(BaseModel):
-    """The tokens of an answer, or of a chunk of it."""
-
-    content: list[TokenDetails]
-    refusal: None
-
-
-class ChatChoice(BaseModel):
-    """One answer."""
-
-    index: int
-    message: ReplyMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class ChatReply(Reply):
-    """A whole chat completion."""
-
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class Delta(BaseModel):
-    """What a chunk adds to the message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(BaseModel):
-    """A chunk's share of one answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class ChatChunk(Reply):
-    """One event of a streamed chat completion; ``usage`` is there only when it was asked for."""
-
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-
-
-class CompletionLogprobs(BaseModel):
-    """The tokens of a text, or of a chunk of it: lists of one length."""
-
-    text_offset: list[int]
-    token_logprobs: list[float]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float]]
-
-
-class CompletionChoice(BaseModel):
-    """One continued prompt, whole or a chunk of it."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class CompletionReply(Reply):
-    """A whole completion, or one event of a streamed one (then ``usage`` only when it was asked for)."""
-
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
-
-
-class ModelCard(BaseModel):
-    """A served model; ``max_model_len`` bounds prompt plus output, in tokens, as vLLM tells it."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    """The served models."""
-
-    object: Literal["list"]
-    data: list[ModelCard]

@@ -14,17 +14,27 @@ class TextStream:
     What might be the beginning of a stop string is held back until it is decided.  The stop string that
     is completed first wins; of several completed by the same character, the longest.  So the result
     depends on the ids alone, not on how they were grouped.  Work is proportional to the text times the
-    number of stop strings, however long they are.
+    number of stop strings, however long they are.  A stop string that is complete with the first
+    ``min_tokens`` ids is text like any other.
+
+    ``continued`` is for text that follows other text: a tokenizer's rules for the beginning do not apply.
 
     Raises ``RequestError`` for an empty stop string.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str], *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        *,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+        continued: bool = False,
     ) -> None:
         if not all(stop):
             raise RequestError("stop strings must not be empty", param="stop", code="invalid_value")
-        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens)
+        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens, continued=continued)
+        self._min_tokens = min_tokens
         self._stops = [_StopString(text) for text in sorted(stop, key=len, reverse=True)]
         self._held = ""
         self.stop_string: str | None = None
@@ -60,7 +70,7 @@ class TextStream:
     def _settle(self, new: str) -> str:
         for end, character in enumerate(new, start=1):
             for stop in self._stops:
-                if stop.advance(character):
+                if stop.advance(character) and self.num_tokens > self._min_tokens:
                     self.stop_string = stop.text
                     return (self._held + new[:end])[: -len(stop.text)]
         text = self._held + new
@@ -81,11 +91,18 @@ class _StopString:
         self._borders = [0]
 
     def advance(self, character: str) -> bool:
-        """Whether ``character`` completes the string; not to be called again once it did."""
+        """Whether ``character`` completes the string."""
+        self._find_borders()
+        self.num_matched = self._next(self.num_matched, character)
+        if self.num_matched < len(self.text):
+            return False
+        self._find_borders()
+        self.num_matched = self._borders[-1]  # what it may be the beginning of, if it does not count
+        return True
+
+    def _find_borders(self) -> None:
         while len(self._borders) < self.num_matched:
             self._borders.append(self._next(self._borders[-1], self.text[len(self._borders)]))
-        self.num_matched = self._next(self.num_matched, character)
-        return self.num_matched == len(self.text)
 
     def _next(self, matched: int, character: str) -> int:
         while matched and self.text[matched] != character:

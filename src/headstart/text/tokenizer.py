@@ -143,17 +143,22 @@ class IncrementalDecoder:
     All pieces of ``push`` and ``finish``, joined, are ``tokenizer.decode`` of all ids.  Work is constant
     per token, and a begun character, three bytes at most, is all that is held back.  An id that has no
     token adds no text: a model's embedding is often larger than its tokenizer, so it can be sampled.
+    ``continued`` is for ids that follow others: the rules for a text's beginning do not apply.
 
     (`tokenizers`' own `DecodeStream` holds back for as long as the text ends in U+FFFD, and cannot be
     asked for the rest.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, continued: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._first = True
+        self._first = not continued
         self._strip, self._num_strippable = tokenizer.token_bytes.strip
+        if continued:
+            self._num_strippable = 0
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these ids complete."""
