@@ -47,7 +47,12 @@ class _Door:
     def admit(self, name: str) -> None:
         rng = self.rng
         tokens = [rng.randrange(2) for _ in range(rng.randint(1, 14))]
-        request = CacheRequest(name, tokens, namespace=Namespace(salt=rng.choice([None, None, "a", "b"])))
+        request = CacheRequest(
+            name,
+            tokens,
+            namespace=Namespace(salt=rng.choice([None, None, "a", "b"])),
+            skip_reading=rng.random() < 0.2,
+        )
         hit = self.manager.get_computed_blocks(request)
         hit = rng.choice([hit, hit.without_copy()])
         new = rng.randint(1, request.num_tokens - hit.num_tokens)
@@ -128,7 +133,8 @@ def live_in_an_engine(manager: KVCacheManager, rng: random.Random, steps: int) -
         if rng.random() < 0.4:
             prompt = [rng.randrange(3) for _ in range(rng.randint(1, capacity // 2))]
             name, most = f"r{step}", rng.randint(1, capacity // 2)
-            cache = CacheRequest(name, prompt, namespace=Namespace(salt=rng.choice([None, None, "a"])))
+            namespace = Namespace(salt=rng.choice([None, None, "a"]))
+            cache = CacheRequest(name, prompt, namespace=namespace, skip_reading=rng.random() < 0.2)
             params = SamplingParams(max_tokens=most)
             scheduler.add(Request(name, cache, params, len(prompt), most, 0.0))
         if rng.random() < 0.1:

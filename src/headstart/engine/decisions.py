@@ -46,6 +46,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     adapter: tuple[str, str] | None = None
     parent: int | None = None
     common: int = 0
+    skip_reading: bool = False
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

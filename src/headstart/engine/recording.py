@@ -182,6 +182,7 @@ class RecordingManager(KVCacheManager):
                 None if adapter is None else (adapter.name, adapter.digest),
                 above,
                 common,
+                request.skip_reading,
             )
         )
         return number

@@ -191,7 +191,9 @@ class Replay:
             tokens[:0] = self._request(record.parent).run(0, record.common)
         adapter = None if record.adapter is None else Adapter(*record.adapter)
         namespace = Namespace(adapter, record.salt)
-        self._requests[record.number] = CacheRequest(record.request_id, tokens, namespace=namespace)
+        self._requests[record.number] = CacheRequest(
+            record.request_id, tokens, namespace=namespace, skip_reading=record.skip_reading
+        )
         self._num_requests += 1
 
     def _request(self, number: int) -> CacheRequest:
