@@ -127,11 +127,10 @@ def main(
             for entrant in entrants:
                 with console.status(f"starting {entrant.name} …"):
                     peers.append(stack.enter_context(taking_part(entrant, GREETING)))
-            names = ", ".join(peer.name for peer in peers)
-            reports = {
-                name: measure(event, peers, VOCAB, label=f"{name}: {names}", console=console)
-                for name, event in programme(rounds, streams).items()
-            }
+            reports = {}
+            for name, event in programme(rounds, streams).items():
+                console.print(f"{name}: {', '.join(peer.name for peer in peers)}", markup=False)
+                reports[name] = measure(event, peers, VOCAB, label=name, console=console)
     except HeadstartError as error:
         console.print(f"compare_peers: {error}", markup=False)
         raise typer.Exit(1) from error
