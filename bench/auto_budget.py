@@ -62,10 +62,11 @@ async def disturb(
     """Streams that decode for ``idle`` seconds alone, then beside a prompt, so many ``rounds``."""
     trial = await together(server, prompts, streams, 64)
     rate = max(timing.rate or 0.0 for timing in trial)
-    length = math.ceil(1.5 * rate * idle) + prompt_tokens // SMALLEST_CHUNK
+    alone = idle + 2 * max(timing.first_token for timing in trial)  # until all have begun, and idle
+    length = math.ceil(1.5 * rate * alone) + prompt_tokens // SMALLEST_CHUNK
     for _ in range(rounds):
         decoding = asyncio.create_task(together(server, prompts, streams, length))
-        await asyncio.sleep(idle)
+        await asyncio.sleep(alone)
         cold = await server.complete(prompts.prefix(prompt_tokens), 1)
         yield split(await decoding, cold)
 
