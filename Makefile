@@ -41,6 +41,7 @@ fuzz: $(VENV)/.installed-dev  ## the cache core's state machines, twenty times a
 bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/first_token.py --write
 	$(BIN)/python bench/caching_off.py --write
+	$(BIN)/python bench/auto_budget.py --write
 	$(BIN)/python bench/cache_core.py --write
 	$(BIN)/python bench/memory.py --write
 

@@ -27,7 +27,7 @@ from headstart.lab.load.progress import collect
 from headstart.lab.load.prompts import PromptSource
 from headstart.lab.load.publish import publish
 from headstart.lab.load.report import Report, Setup
-from headstart.lab.load.scenarios import Scenario, Workload, first_token
+from headstart.lab.load.scenarios import Scenario, Workload, run
 
 GOAL = 0.25
 MODEL = "smollm2-135m"
@@ -40,7 +40,7 @@ async def measure(base_url: str, load: Workload, console: Console) -> Report:
     seed = secrets.randbits(32)
     async with connect(base_url) as server:
         rounds = await collect(
-            first_token(server.complete, PromptSource(VOCAB, seed), load),
+            run(Scenario.FIRST_TOKEN, server.complete, PromptSource(VOCAB, seed), load),
             total=Scenario.FIRST_TOKEN.num_rounds(load),
             label="first token",
             console=console,

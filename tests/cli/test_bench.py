@@ -71,10 +71,30 @@ def test_decode() -> None:
     report = run_json(fake, "--scenario", "decode", "--concurrency", 3, "--output-tokens", 5, "--repeats", 2)
     group = report["groups"]["decode"]
     assert (group["rounds"], group["requests"], group["output_tokens"]["median"]) == (2, 6, 5)
-    assert group["decode_tokens_per_second"]["median"] > 0
+    assert group["stream_tokens_per_second"]["median"] > 0
     assert report["setup"]["workload"]["shared_tokens"] == 0
     assert report["warm_over_cold"] is None
     assert {body["max_tokens"] for body in fake.received} == {5}
+
+
+def test_decode_behind_a_prefix() -> None:
+    fake = FakeServer()
+    options = ("--streams", 3, "--shared-tokens", 1200, "--output-tokens", 5, "--repeats", 2, "--ignore-eos")
+    report = run_json(fake, "--scenario", "decode", *options)
+    group = report["groups"]["warm"]
+    assert (group["rounds"], group["requests"]) == (2, 6)
+    assert group["cached_tokens"]["minimum"] == 1200
+    assert {body["ignore_eos"] for body in fake.received} == {True}
+
+
+def test_unshared() -> None:
+    fake = FakeServer()
+    report = run_json(fake, "--scenario", "unshared", "--repeats", 1)
+    group = report["groups"]["unshared"]
+    assert (group["requests"], group["output_tokens"]["median"]) == (8, 64)
+    assert group["cached_tokens"]["maximum"] == 0
+    assert group["seconds"]["median"] > 0
+    assert not any("ignore_eos" in body for body in fake.received), "OpenAI's own servers refuse it"
 
 
 def test_shared_prefix() -> None:
@@ -151,7 +171,7 @@ def test_a_seed_used_before() -> None:
         ),
         (["--base-url", "localhost"], "a base URL looks like http://127.0.0.1:8000, not 'localhost'"),
         (["--concurrency", 2], "first-token sends one request at a time: leave --concurrency out"),
-        (["--scenario", "decode", "--shared-tokens", 2], "share nothing: leave --shared-tokens out"),
+        (["--scenario", "unshared", "--shared-tokens", 2], "share nothing: leave --shared-tokens out"),
     ],
 )
 def test_options_that_make_no_sense(options: list[object], said: str) -> None:
@@ -188,7 +208,12 @@ def real_server(tiny_llama_dir: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("scenario", "kinds"),
-    [("first-token", ["cold", "warm"]), ("decode", ["decode"]), ("shared-prefix", ["cold", "warm"])],
+    [
+        ("first-token", ["cold", "warm"]),
+        ("decode", ["decode"]),
+        ("shared-prefix", ["cold", "warm"]),
+        ("unshared", ["unshared"]),
+    ],
 )
 def test_a_real_server(real_server: str, scenario: str, kinds: list[str]) -> None:
     options = ("--prompt-tokens", 100, "--output-tokens", 4, "--repeats", 2, "--vocab-range", "3:512")

@@ -33,9 +33,9 @@ def test_spread() -> None:
 def test_figures_of_two_rounds_of_two_streams() -> None:
     group = Group.of(
         [
-            # 8 tokens in 4 s; 7 of them after the first, between 1 s and 4 s.
+            # 8 tokens in 4 s; 4 of them after 2 s and until 3.5 s, while both decode.
             round_of(timing(1, 2, 3, 4, sent=0), timing(2.0, 2.5, 3.0, 3.5, sent=0.5)),
-            # 6 tokens in 2 s; 5 between 10.5 s and 12 s.  The second stream packs 4 tokens in 2 events.
+            # 6 tokens in 2 s; 1 from 11 s to 11.5 s.  The second stream packs 4 tokens in 2 events.
             round_of(timing(10.5, 11.5, sent=10), timing(11, 12, sent=10, tokens=4)),
         ]
     )
@@ -44,7 +44,7 @@ def test_figures_of_two_rounds_of_two_streams() -> None:
     assert group.itl_ms == Spread.of([1000, 1000, 1000, 500, 500, 500, 1000, 1000])
     assert group.seconds == Spread.of([2, 4])
     assert group.tokens_per_second == Spread.of([8 / 4, 6 / 2])
-    assert group.decode_tokens_per_second == Spread.of([7 / 3, 5 / 1.5])
+    assert group.decode_tokens_per_second == Spread.of([4 / 1.5, 1 / 0.5])
     assert group.stream_tokens_per_second == Spread.of([1, 1, 2, 3])
     assert group.prompt_tokens == Spread.of([100])
     assert group.cached_tokens == Spread.of([0])
@@ -90,6 +90,16 @@ def test_a_prompt_that_the_server_changed() -> None:
 def test_streams_that_ended_early() -> None:
     found = doubts_of(round_of(timing(1, 2), timing(1, 2, 3, 4)))
     assert found == "1 of 2 streams ended before the 4 tokens asked for."
+
+
+def test_streams_that_never_decode_together() -> None:
+    apart = round_of(timing(1, 2, 3, 4), timing(5, 6, 7, 8))
+    assert Group.of([apart]).decode_tokens_per_second is None
+    said = "In some rounds a stream ended before all had begun: ask for more output tokens."
+    assert doubts_of(apart, scenario=Scenario.DECODE) == said
+    assert doubts_of(apart, scenario=Scenario.FIRST_TOKEN) == ""
+    one = round_of(timing(1, tokens=4))
+    assert said not in doubts_of(one, scenario=Scenario.DECODE), "one stream is always alone"
 
 
 def test_several_tokens_in_an_event() -> None:

@@ -84,6 +84,32 @@ def test_decode_shares_nothing() -> None:
     assert len({prompt[0] for prompt in recorder.prompts}) == 12
 
 
+def test_decode_behind_a_prefix_comes_after_as_many_that_left_it_behind() -> None:
+    load = Workload(prompt_tokens=40, shared_tokens=30, output_tokens=5, concurrency=3, repeats=1)
+    recorder = Recorder()
+    rounds = rounds_of(Scenario.DECODE, recorder, load)
+    assert [(each.kind, each.repeat, len(each.timings)) for each in rounds] == [
+        ("warm", 0, 3),
+        ("warm", 1, 3),
+    ]
+    assert len(rounds) == Scenario.DECODE.num_rounds(load)
+    assert [each.num_asked for each in rounds[1].timings] == [5, 5, 5]
+    assert recorder.max_tokens == {1, 5}, "those before it ask for one token"
+    assert recorder.most_in_flight == 3
+    for index, prompt in enumerate(recorder.prompts):
+        for earlier, other in enumerate(recorder.prompts[:index]):
+            assert shared(prompt, other) == (30 if index // 6 == earlier // 6 else 0)
+
+
+def test_unshared_shares_nothing() -> None:
+    load = Workload(prompt_tokens=10, shared_tokens=0, output_tokens=5, concurrency=4, repeats=1)
+    recorder = Recorder()
+    rounds = rounds_of(Scenario.UNSHARED, recorder, load)
+    check_common(Scenario.UNSHARED, rounds, recorder, load)
+    assert [(each.kind, len(each.timings)) for each in rounds] == [("unshared", 4), ("unshared", 4)]
+    assert len({prompt[0] for prompt in recorder.prompts}) == 8
+
+
 def test_shared_prefix_is_cold_then_warm() -> None:
     load = Workload(prompt_tokens=40, shared_tokens=30, output_tokens=2, concurrency=3, repeats=1)
     recorder = Recorder()

@@ -24,3 +24,10 @@ def test_the_servers_count_is_believed() -> None:
 def test_one_token_has_no_rate() -> None:
     assert timing(10.5).rate is None
     assert timing(10.5).gaps == []
+
+
+def test_tokens_in_a_span_of_time() -> None:
+    stream = timing(10.5, 10.6, 10.8, 11.5)
+    assert stream.tokens_between(10.5, 10.8) == 2, "one at the start came before it"
+    assert stream.tokens_between(12, 13) == 0
+    assert timing(10.5, 10.6, 10.8, 11.5, reported=8).tokens_between(10.5, 10.8) == 4

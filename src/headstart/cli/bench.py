@@ -22,9 +22,10 @@ _LOAD = "Load"
 _SERVER = "Server"
 
 # What makes a scenario say something, where the user gives nothing.
-_OUTPUT_TOKENS = {Scenario.FIRST_TOKEN: 1, Scenario.DECODE: 64, Scenario.SHARED_PREFIX: 64}
-_CONCURRENCY = {Scenario.FIRST_TOKEN: 1, Scenario.DECODE: 1, Scenario.SHARED_PREFIX: 8}
-_REPEATS = {Scenario.FIRST_TOKEN: 7, Scenario.DECODE: 3, Scenario.SHARED_PREFIX: 3}
+_OUTPUT_TOKENS = {Scenario.FIRST_TOKEN: 1}
+_CONCURRENCY = {Scenario.SHARED_PREFIX: 8, Scenario.UNSHARED: 8}
+_REPEATS = {Scenario.FIRST_TOKEN: 7}
+_SHARES_NOTHING = (Scenario.DECODE, Scenario.UNSHARED)
 
 
 def bench(
@@ -56,7 +57,7 @@ def bench(
         int | None,
         typer.Option(
             help="How many of them, from the start, a warm prompt shares with what went before.",
-            show_default="all but 11",
+            show_default="all but 11; none for decode",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -71,8 +72,10 @@ def bench(
     concurrency: Annotated[
         int | None,
         typer.Option(
+            "--concurrency",
+            "--streams",
             help="Requests sent at once; not for first-token.",
-            show_default="8 for shared-prefix, else 1",
+            show_default="1 for decode, else 8",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -84,6 +87,14 @@ def bench(
             rich_help_panel=_LOAD,
         ),
     ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Ask for answers of full length (headstart, vLLM, llama.cpp; others may refuse).",
+            rich_help_panel=_LOAD,
+        ),
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -112,17 +123,21 @@ def bench(
     [bold]first-token[/bold] sends one prompt that the server has never seen (cold), then one
     that differs from it in the last tokens only (warm): what a prefix cache saves;
 
-    [bold]decode[/bold] sends prompts that share nothing, all at once: how fast tokens come;
+    [bold]decode[/bold] sends prompts all at once: how fast tokens come while all streams decode.
+    They share nothing, or with --shared-tokens a prefix that is in the cache already;
 
     [bold]shared-prefix[/bold] sends many prompts at once behind one long prefix, new to the
     server (cold), then as many others behind the same one (warm): many chats
-    with one system prompt.
+    with one system prompt;
+
+    [bold]unshared[/bold] sends prompts that share nothing, all at once, and takes the time until
+    the last answer is complete: what no cache helps with.
 
     For example:
 
         headstart bench
 
-        headstart bench --scenario decode --concurrency 16
+        headstart bench --scenario decode --streams 16 --shared-tokens 1200
 
         headstart bench --base-url http://gpu-box:8000 --prompt-tokens 8000
 
@@ -130,7 +145,9 @@ def bench(
     """
 
     async def measure(prompts: PromptSource) -> Report:
-        async with connect(base_url, model=model, api_key=api_key, timeout=timeout) as server:
+        async with connect(
+            base_url, model=model, api_key=api_key, timeout=timeout, ignore_eos=ignore_eos
+        ) as server:
             rounds = await collect(
                 run(scenario, server.complete, prompts, load),
                 total=scenario.num_rounds(load),
@@ -144,15 +161,15 @@ def bench(
     try:
         if scenario is Scenario.FIRST_TOKEN and concurrency is not None:
             raise ConfigError("first-token sends one request at a time: leave --concurrency out")
-        if scenario is Scenario.DECODE and shared_tokens is not None:
-            raise ConfigError("decode's prompts share nothing: leave --shared-tokens out")
-        unshared = prompt_tokens if scenario is Scenario.DECODE else 11
+        if scenario is Scenario.UNSHARED and shared_tokens is not None:
+            raise ConfigError("unshared's prompts share nothing: leave --shared-tokens out")
+        unshared = prompt_tokens if scenario in _SHARES_NOTHING else 11
         load = Workload(
             prompt_tokens=prompt_tokens,
             shared_tokens=max(0, prompt_tokens - unshared) if shared_tokens is None else shared_tokens,
-            output_tokens=_OUTPUT_TOKENS[scenario] if output_tokens is None else output_tokens,
-            concurrency=_CONCURRENCY[scenario] if concurrency is None else concurrency,
-            repeats=_REPEATS[scenario] if repeats is None else repeats,
+            output_tokens=_OUTPUT_TOKENS.get(scenario, 64) if output_tokens is None else output_tokens,
+            concurrency=_CONCURRENCY.get(scenario, 1) if concurrency is None else concurrency,
+            repeats=_REPEATS.get(scenario, 3) if repeats is None else repeats,
         )
         report = asyncio.run(measure(PromptSource(parse_vocab(vocab_range), drawn)))
     except HeadstartError as error:

@@ -22,13 +22,18 @@ class LoadError(HeadstartError):
     """The server under load could not be reached, or answered what cannot be measured."""
 
 
+class NotReadyError(LoadError):
+    """The server is not there, or says that it cannot serve yet."""
+
+
 class Server:
     """A server that `connect` found; ``model`` is what is asked for."""
 
-    def __init__(self, http: httpx.AsyncClient, model: str, clock: Clock) -> None:
+    def __init__(self, http: httpx.AsyncClient, model: str, clock: Clock, *, ignore_eos: bool) -> None:
         self.model = model
         self._http = http
         self._clock = clock
+        self._extra = {"ignore_eos": True} if ignore_eos else {}
 
     async def complete(self, prompt: Sequence[int], max_tokens: int) -> Timing:
         """Time a greedy completion of exactly these token ids.  Raises ``LoadError``."""
@@ -48,6 +53,7 @@ class Server:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._extra,
         }
         request = self._http.build_request("POST", path, json=body)  # encoded before the clock starts
         answer, decoder = _Answer(), EventDecoder()
@@ -57,7 +63,7 @@ class Server:
             try:
                 if not response.is_success:
                     await response.aread()
-                    raise LoadError(f"the server answered {response.status_code}: {wire.reason(response)}")
+                    raise _refusal(response)
                 async for chunk in response.aiter_bytes():
                     now = self._clock()
                     for data in decoder.push(chunk):
@@ -66,6 +72,11 @@ class Server:
                 await response.aclose()
         answer.check(path)
         return Timing(sent, tuple(answer.arrivals), num_sent, max_tokens, answer.usage, "".join(answer.text))
+
+
+def _refusal(response: httpx.Response) -> LoadError:
+    kind = NotReadyError if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else LoadError
+    return kind(f"the server answered {response.status_code}: {wire.reason(response)}")
 
 
 class _Answer:
@@ -111,14 +122,18 @@ async def connect(
     model: str | None = None,
     api_key: str | None = None,
     timeout: float = 300.0,
+    ignore_eos: bool = False,
     clock: Clock = time.perf_counter,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncIterator[Server]:
     """A server ready to be measured, its connections kept open between requests.
 
     ``base_url`` may end in ``/v1`` or not; ``model`` is the first one the server lists unless given;
-    at most ``timeout`` seconds may pass without a byte.  Raises ``ConfigError`` for an address that
-    is none, ``LoadError`` for a server that is not there or not OpenAI-compatible.
+    at most ``timeout`` seconds may pass without a byte.  With ``ignore_eos`` answers are as long as asked
+    for, where the server knows this field (headstart, vLLM, llama.cpp); others may refuse it.
+
+    Raises ``ConfigError`` for an address that is none, ``NotReadyError`` for a server that is not there,
+    ``LoadError`` for one that is not OpenAI-compatible.
     """
     url = _checked(base_url)
     async with httpx.AsyncClient(
@@ -131,7 +146,7 @@ async def connect(
         trust_env=url.host not in ("localhost", "127.0.0.1", "::1"),
         transport=transport,
     ) as http:
-        yield Server(http, model or await _first_model(http), clock)
+        yield Server(http, model or await _first_model(http), clock, ignore_eos=ignore_eos)
 
 
 def _checked(base_url: str) -> httpx.URL:
@@ -156,6 +171,8 @@ async def _first_model(http: httpx.AsyncClient) -> str:
     said = (
         "lists no model" if response.is_success else f"says {response.status_code}: {wire.reason(response)}"
     )
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        raise NotReadyError(f"{_name(http)} is not ready: GET /v1/models {said}")
     raise LoadError(f"{_name(http)} is not an OpenAI-compatible server: GET /v1/models {said}")
 
 
@@ -165,7 +182,7 @@ def _explained(http: httpx.AsyncClient) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectError as error:
-        raise LoadError(f"cannot reach {_name(http)}: is a server running there?") from error
+        raise NotReadyError(f"cannot reach {_name(http)}: is a server running there?") from error
     except httpx.TimeoutException as error:
         raise LoadError(f"{_name(http)} sent nothing for {http.timeout.read:g} seconds") from error
     except httpx.HTTPError as error:

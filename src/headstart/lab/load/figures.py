@@ -42,9 +42,9 @@ class Group:
 
     ``ttft_ms`` is over requests, ``itl_ms`` over the gaps between a stream's events.  A round lasts
     ``seconds`` from its first request to its last token and brings ``tokens_per_second`` output
-    tokens; ``decode_tokens_per_second`` counts only what comes after its first token, and
-    ``stream_tokens_per_second`` the same for one stream.  Prompt and cached tokens are the server's
-    words, ``None`` where it says nothing.
+    tokens; ``decode_tokens_per_second`` counts only what comes while all its streams decode, and
+    ``stream_tokens_per_second`` what comes after a stream's first token.  Prompt and cached tokens are
+    the server's words, ``None`` where it says nothing.
     """
 
     rounds: int
@@ -88,10 +88,14 @@ def _seconds(each: Round) -> float:
 
 
 def _decode_rate(each: Round) -> float | None:
-    """Tokens after the round's first one, per second between the first and the last."""
-    first = min(timing.arrivals[0] for timing in each.timings)
-    seconds = max(timing.end for timing in each.timings) - first
-    return (_tokens(each) - 1) / seconds if seconds > 0 else None
+    """Tokens per second while all streams decode, ``None`` if they never do.
+
+    That is from when the last of them has its first token until the first of them ends.
+    """
+    start = max(timing.arrivals[0] for timing in each.timings)
+    end = min(timing.end for timing in each.timings)
+    tokens = sum(timing.tokens_between(start, end) for timing in each.timings)
+    return tokens / (end - start) if end > start else None
 
 
 def summarise(rounds: Iterable[Round]) -> dict[Kind, Group]:
@@ -108,6 +112,8 @@ def doubts(scenario: Scenario, rounds: Sequence[Round]) -> list[str]:
     measured = [(each.kind, timing) for each in rounds if not each.is_warmup for timing in each.timings]
     timings = [timing for _, timing in measured]
     found = [_doubt_length(timings), _doubt_output(timings), _doubt_events(timings)]
+    if scenario is Scenario.DECODE:
+        found.append(_doubt_together(rounds))
     if scenario is not Scenario.SHARED_PREFIX:  # where a cold stream rightly hits what its twins computed
         found.append(_doubt_cold([timing for kind, timing in measured if kind != "warm"]))
     found.append(_doubt_warm([timing for kind, timing in measured if kind == "warm"]))
@@ -138,6 +144,12 @@ def _doubt_events(timings: Sequence[Timing]) -> str | None:
             "Some events bring more than one token (the server packs them, or waits for the rest of a "
             "character), so gaps between events are longer than a token's."
         )
+    return None
+
+
+def _doubt_together(rounds: Sequence[Round]) -> str | None:
+    if any(len(each.timings) > 1 and _decode_rate(each) is None for each in rounds if not each.is_warmup):
+        return "In some rounds a stream ended before all had begun: ask for more output tokens."
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from headstart.errors import EngineError
+from headstart.lab.load.family import family, send
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 _LAST_LINES = 20  # of the server's output are kept, to show why it ended
@@ -30,31 +30,44 @@ def running_server(command: Sequence[str], *, start_timeout: float = 600.0) -> I
     """The base URL of a server that runs until the block is left, whatever ends it.
 
     ``command`` must print a line with its address, ``http://127.0.0.1:PORT``, once it accepts requests.
-    SIGTERM and SIGHUP end the block as Ctrl-C does (in the main thread), so that no server outlives us.
     Raises ``EngineError`` with the server's last words if it ends before that line, or has not printed
     it after ``start_timeout`` seconds.
     """
+    with running(command) as server:
+        yield server.address(start_timeout)
+
+
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[LocalProcess]:
+    """A process that runs until the block is left, whatever ends it, with all that it starts.
+
+    SIGTERM and SIGHUP end the block as Ctrl-C does (in the main thread), so that no server outlives us.
+    Raises ``EngineError`` if there is no such program.
+    """
     with _signals_raise():
-        # A session of its own: Ctrl-C reaches us alone, and we stop the server and all its children.
-        process = subprocess.Popen(  # noqa: S603 - the command is our caller's, no shell reads it
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        output = _Output(process)
         try:
-            yield output.address(start_timeout)
+            # A session of its own: Ctrl-C reaches us alone, and we stop the server and all its children.
+            process = subprocess.Popen(  # noqa: S603 - the command is our caller's, no shell reads it
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineError(f"{command[0]} cannot be run: {error.strerror}") from error
+        server = LocalProcess(process)
+        try:
+            yield server
         finally:
             _stop(process)
-            output.close()
+            server.close()
 
 
-class _Output:
-    """Reads all that the server prints, so that it never waits for us, and keeps the end of it."""
+class LocalProcess:
+    """Reads all that a server prints, so that it never waits for us, and keeps the end of it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -80,9 +93,21 @@ class _Output:
             address = None
             what = f"did not serve within {timeout:g} seconds"
         if address is None:
-            said = "\n".join(line for line in list(self._last) if line) or "(it said nothing)"
-            raise EngineError(f"the server {what}: {said}")
+            raise EngineError(f"the server {what}: {self.last_words()}")
         return address
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone (what it started may be there still)."""
+        return self._process.poll() is not None
+
+    def last_words(self) -> str:
+        """The last lines that it printed so far."""
+        return "\n".join(line for line in list(self._last) if line) or "(it said nothing)"
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the process and to all that it started."""
+        send(number, family(self._process.pid))
 
     def close(self) -> None:
         """Wait until the rest is read; the process must have ended."""
@@ -93,11 +118,12 @@ class _Output:
 
 def _stop(process: subprocess.Popen[str]) -> None:
     """Ask the server to end, give it 15 seconds, then take down what is left of it and its children."""
+    members = family(process.pid)
+    send(signal.SIGCONT, members)  # one that is stopped would not hear us
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=15)
-    with suppress(ProcessLookupError):  # as it should be: all of them are gone
-        os.killpg(process.pid, signal.SIGKILL)
+    send(signal.SIGKILL, [*members, *family(process.pid)])
     process.wait()
 
 

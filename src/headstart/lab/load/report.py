@@ -146,7 +146,16 @@ def _count(spread: Spread | None) -> str:
 
 
 # Column header → what it shows of a group; medians unless the header says otherwise.
-_COLUMNS: dict[Scenario, dict[str, Callable[[Group], str]]] = {
+_Columns = dict[str, Callable[[Group], str]]
+_WHOLE: _Columns = {
+    "first token ms": lambda group: _median(group.ttft_ms),
+    "p95": lambda group: _p95(group.ttft_ms),
+    "total s": lambda group: f"{group.seconds.median:,.2f}",
+    "tokens/s": lambda group: _median(group.tokens_per_second),
+    "prompt tokens": lambda group: _count(group.prompt_tokens),
+    "cached tokens": lambda group: _count(group.cached_tokens),
+}
+_COLUMNS: dict[Scenario, _Columns] = {
     Scenario.FIRST_TOKEN: {
         "first token ms": lambda group: _median(group.ttft_ms),
         "p95": lambda group: _p95(group.ttft_ms),
@@ -162,12 +171,6 @@ _COLUMNS: dict[Scenario, dict[str, Callable[[Group], str]]] = {
         "first token ms": lambda group: _median(group.ttft_ms),
         "output tokens": lambda group: _count(group.output_tokens),
     },
-    Scenario.SHARED_PREFIX: {
-        "first token ms": lambda group: _median(group.ttft_ms),
-        "p95": lambda group: _p95(group.ttft_ms),
-        "total s": lambda group: f"{group.seconds.median:,.2f}",
-        "tokens/s": lambda group: _median(group.tokens_per_second),
-        "prompt tokens": lambda group: _count(group.prompt_tokens),
-        "cached tokens": lambda group: _count(group.cached_tokens),
-    },
+    Scenario.SHARED_PREFIX: _WHOLE,
+    Scenario.UNSHARED: _WHOLE,
 }

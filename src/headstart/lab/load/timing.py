@@ -46,6 +46,11 @@ class Timing:
         """Seconds between an event with output and the next."""
         return [after - before for before, after in pairwise(self.arrivals)]
 
+    def tokens_between(self, start: float, end: float) -> float:
+        """Tokens that came after ``start`` and not after ``end``: each event brings its share of them."""
+        events = sum(start < arrival <= end for arrival in self.arrivals)
+        return events * self.num_tokens / len(self.arrivals)
+
     @property
     def num_tokens(self) -> int:
         """Tokens that were generated: the server's count, else one for each event with output."""
