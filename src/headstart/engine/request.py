@@ -13,6 +13,9 @@ from headstart.errors import RequestError
 FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20
 """The most alternatives that are told for a token, as in OpenAI's API."""
+MAX_N = 128
+MAX_BEST_OF = 20
+"""The most choices of one prompt, and the most that the best are sought among, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,10 @@ class SamplingParams:
     ``logprobs`` asks for the log-probability of each generated token and for so many of the likeliest tokens
     in its place, as the model gave them: before biases, penalties and the temperature.
 
+    ``n`` asks for so many choices of one prompt, which is computed once; each draws random numbers of its
+    own, the first those of a request with ``n`` 1.  With ``best_of`` so many are generated, and the ``n``
+    whose tokens have the highest mean log-probability are told, best first.
+
     Raises ``RequestError`` that names the field and what is allowed.
     """
 
@@ -50,6 +57,8 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -84,8 +93,19 @@ class SamplingParams:
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             f"between 0 and {MAX_LOGPROBS}",
         )
+        self._demand("n", 1 <= self.n <= MAX_N, f"between 1 and {MAX_N}")
+        self._demand(
+            "best_of",
+            self.best_of is None or self.n <= self.best_of <= MAX_BEST_OF,
+            f"at least n, which is {self.n}, and at most {MAX_BEST_OF}",
+        )
         most = math.inf if self.max_tokens is None else self.max_tokens
         self._demand("min_tokens", 0 <= self.min_tokens <= most, "at least 0 and at most max_tokens")
+
+    @property
+    def num_choices(self) -> int:
+        """How many choices are generated."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def penalizes(self) -> bool:
@@ -165,7 +185,7 @@ class ScheduledRow:
 
     ``block_ids`` is the whole block table after this step's grant, to be read only and only during
     the step.  ``sample`` asks for the token after the last one.  ``token_counts`` are the request's
-    own, to be read only.
+    own, to be read only.  ``forks`` are requests that take their first token from this row's logits, too.
     """
 
     request_id: str
@@ -176,6 +196,11 @@ class ScheduledRow:
     params: SamplingParams
     num_output_tokens: int
     token_counts: dict[int, int] | None = None
+    forks: tuple[tuple[str, SamplingParams], ...] = ()
+
+    def choices(self) -> list[ScheduledRow]:
+        """The row itself, and the same as a row of each of its forks."""
+        return [self, *(replace(self, request_id=name, params=params) for name, params in self.forks)]
 
     @property
     def is_decoding(self) -> bool:
@@ -206,7 +231,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """By request id: a sampled token for each row that asked for one, or the sentence why there is none."""
+    """By request id: a sampled token for each choice of a row that asked for one, or why there is none."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""``POST /v1/completions``: each prompt, text or token ids, gives one choice."""
+"""``POST /v1/completions``: each prompt, text or token ids, gives ``n`` choices."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -38,8 +39,8 @@ def router(front: Front) -> APIRouter:
             for prompt in body.prompts
         ]
         generations = [
-            front.generate(prompt, _fitting(front, body, params, prompt), ticket, index=index)
-            for index, prompt in enumerate(prompts)
+            front.generate(prompt, _fitting(front, body, params, prompt), ticket, number=number)
+            for number, prompt in enumerate(prompts)
         ]
         if body.stream:
             return EventStream(_chunks(front, ticket, generations, include_usage=body.include_usage))
@@ -61,20 +62,21 @@ def _fitting(
 
 
 async def _whole(front: Front, ticket: Ticket, generations: Sequence[Generation]) -> CompletionReply:
-    collected: list[list[Piece]] = [[] for _ in generations]
+    collected: defaultdict[int, list[Piece]] = defaultdict(list)
     async with aclosing(merged(generations)) as arriving:
         async for piece in arriving:
             collected[piece.index].append(piece)
-    choices = []
-    for generation, pieces in zip(generations, collected, strict=True):
-        tokens = [token for piece in pieces for token in piece.tokens]
-        choice = CompletionChoice(
-            index=generation.index,
-            text="".join(piece.text for piece in pieces),
-            logprobs=for_completion(tokens) if generation.tells_logprobs else None,
-            finish_reason=pieces[-1].finish_reason,
-        )
-        choices.append(choice)
+    choices: list[CompletionChoice] = []
+    for generation in generations:
+        for pieces in (collected[index] for index in generation.told):
+            tokens = [token for piece in pieces for token in piece.tokens]
+            choice = CompletionChoice(
+                index=len(choices),
+                text="".join(piece.text for piece in pieces),
+                logprobs=for_completion(tokens) if generation.tells_logprobs else None,
+                finish_reason=pieces[-1].finish_reason,
+            )
+            choices.append(choice)
     return CompletionReply(**_head(front, ticket), choices=choices, usage=usage_of(generations))
 
 
