@@ -166,10 +166,9 @@ class EngineClient:
                     raise EngineError(output.error)
                 yield output
         finally:
-            for name in running:
-                self._queues.pop(name, None)
-            if running and self._death is None:
-                self._send(Abort(tuple(running)))
+            left = [name for name in running if self._queues.pop(name, None) is not None]
+            if left and self._death is None:
+                self._send(Abort(tuple(left)))
 
     def abort(self, request_id: str) -> None:
         """End one choice of what `generate` runs, whose last output says so; nothing if it has ended."""

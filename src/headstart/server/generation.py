@@ -88,7 +88,7 @@ class Generation:
 
     ``index`` is the first choice's; the others follow.  Owns ``outputs``, the engine's side: it is closed,
     and so aborted there, when all texts have ended and when ``pieces`` is closed or cancelled before its
-    end.  ``abort`` ends one choice there: one whose text a stop string has ended before the others.
+    end.  ``abort`` ends one choice there: one whose text a stop string has ended.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class Generation:
                         continue
                     piece = choice.take(output)
                     self.num_cached_tokens = output.num_cached_tokens
+                    if piece.finish_reason and output.finish_reason is None:
+                        self._abort(output.request_id)
                     yield piece
                     if all(choice.ended for choice in self._choices.values()):
                         return
-                    if choice.ended and output.finish_reason is None:
-                        self._abort(output.request_id)
             raise EngineError("the engine ended this request without saying why")
         except Exception:
             ended = "error"
