@@ -15,6 +15,7 @@ from typing import Any, Literal
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
 from headstart.cache.index import BlockCopy
 from headstart.config import PrefixIndexName, SchedulerConfig
+from headstart.engine.choices import choice_ids, of_choice
 from headstart.engine.core import EngineCore
 from headstart.engine.limits import Limits
 from headstart.engine.request import (
@@ -34,13 +35,15 @@ def _mix(value: int, state: int) -> int:
     return zlib.crc32(value.to_bytes(4, "little"), state)
 
 
-def answer(prompt: Sequence[int], count: int, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
+def answer(
+    prompt: Sequence[int], count: int, *, vocab_size: int = VOCAB_SIZE, seed: int | None = None
+) -> list[int]:
     """The first ``count`` tokens that a `FakeRunner` generates for ``prompt``, however it is scheduled."""
     state, output = 0, list[int]()
     for token in prompt:
         state = _mix(_mix(token, state), state)
     while len(output) < count:
-        token = state % vocab_size
+        token = (state + (seed or 0)) % vocab_size
         output.append(token)
         state = _mix(_mix(token, state), state)
     return output
@@ -97,7 +100,8 @@ class FakeRunner:
                         score = _score(row.targets.token_ids[place], state)
                         told.setdefault(row.request_id, []).append(score)
             if row.sample:
-                sampled[row.request_id] = state % self._vocab_size
+                for choice in row.choices():
+                    sampled[choice.request_id] = (state + (choice.params.seed or 0)) % self._vocab_size
         if self.failure is not None:
             failure, self.failure = self.failure, None
             for slot in written:
@@ -137,8 +141,8 @@ def make_scheduler(
 class Bench:
     """A scheduler over a `FakeRunner`, driven by hand.  The cache's laws are checked at every turn.
 
-    ``outputs`` are all output tokens by request, ``told`` all that was told of its prompt; ``ends`` are the
-    last outputs of those that ended.
+    ``requests`` are all there ever were, ``outputs`` all output tokens by request, ``told`` all that was told
+    of its prompt; ``ends`` are the last outputs of those that ended.
     """
 
     def __init__(
@@ -162,6 +166,7 @@ class Bench:
         )
         self.manager = self.scheduler.manager
         self.runner = FakeRunner(num_blocks, block_size, vocab_size=vocab_size)
+        self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.told: dict[str, list[PromptLogprob]] = {}
         self.ends: dict[str, RequestOutput] = {}
@@ -177,26 +182,32 @@ class Bench:
         priority: int = 0,
         **sampling: Any,
     ) -> Request:
-        """Queue a request."""
-        request = Request(
-            request_id=name,
-            cache=CacheRequest(
-                name,
-                prompt,
-                namespace=Namespace(salt=salt),
-                skip_reading=sampling.get("prompt_logprobs") is not None,
-            ),
-            params=SamplingParams(
-                **{"temperature": 0.0, "max_tokens": max_tokens, "stop_token_ids": stop_token_ids} | sampling
-            ),
-            num_prompt_tokens=len(prompt),
-            max_tokens=max_tokens,
-            arrival_time=0.0,
-            priority=priority,
+        """Queue a request; returns its first choice."""
+        params = SamplingParams(
+            **{"temperature": 0.0, "max_tokens": max_tokens, "stop_token_ids": stop_token_ids} | sampling
         )
-        self.scheduler.add(request)
-        self.outputs[name], self.told[name] = [], []
-        return request
+        choices = [
+            Request(
+                request_id=choice,
+                cache=CacheRequest(
+                    choice,
+                    prompt,
+                    namespace=Namespace(salt=salt),
+                    skip_reading=params.prompt_logprobs is not None,
+                ),
+                params=of_choice(params, number),
+                num_prompt_tokens=len(prompt),
+                max_tokens=max_tokens,
+                arrival_time=0.0,
+                priority=priority,
+            )
+            for number, choice in enumerate(choice_ids(name, params.num_choices))
+        ]
+        self.scheduler.add(choices[0], choices[1:])
+        self.outputs |= {choice.request_id: [] for choice in choices}
+        self.told |= {choice.request_id: [] for choice in choices}
+        self.requests |= {choice.request_id: choice for choice in choices}
+        return choices[0]
 
     def plan(self) -> StepPlan:
         """Open a step."""

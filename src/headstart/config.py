@@ -138,6 +138,7 @@ class SchedulerConfig:
     "auto" shrinks the chunks of long prompts while other requests decode.  ``max_model_len`` bounds prompt
     plus output; ``None`` is the model's own context length.  ``scheduling_policy`` "priority" lets requests
     say theirs.  More than ``max_queued_requests`` waiting ones are turned away; ``None`` is no bound.
+    Of a request with several choices each counts as one.
     """
 
     max_num_batched_tokens: int | Literal["auto"] = 2048

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.cache import BlockCopy, CacheRequest, Namespace
+from headstart.cache import BlockCopy, CacheConfig, CacheRequest, Namespace
 from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, Make, ask, cached, decode, reach, run, serve, state
 
@@ -297,3 +297,13 @@ def test_a_fork_voids_a_hit(make: Make) -> None:
     manager.fork(parent, ask("child", range(6)))
     with pytest.raises(CacheError, match="older than the last change"):
         manager.allocate_slots(late, 1, hit)
+
+
+def test_a_fork_of_the_hash_index_hashes_nothing_again() -> None:
+    manager = CheckedManager(CacheConfig(8, 4, index="hash"))
+    parent, child = ask("parent", range(14)), ask("child", range(14))
+    run(manager, parent)
+    manager.fork(parent, child)
+    assert len(child.digests) == 3
+    assert child.digests == parent.digests
+    assert child.digests is not parent.digests

@@ -123,6 +123,31 @@ def test_stop_strings(client: openai.OpenAI) -> None:
     assert reply.choices[0].finish_reason == "stop"
 
 
+def test_several_choices(client: openai.OpenAI, smollm2_server: Server) -> None:
+    messages: list[Any] = [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": QUESTION}]
+    common: dict[str, Any] = {"model": MODEL, "seed": 5, "max_tokens": 8, "n": 3}
+    common["extra_body"] = {"cache_salt": "several choices"}
+    before = smollm2_server.metric("prefix_cache_queries_total")
+    reply = client.chat.completions.create(messages=messages, **common)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    texts = [choice.message.content for choice in reply.choices]
+    assert len(set(texts)) == 3
+    assert reply.usage is not None
+    assert smollm2_server.metric("prefix_cache_queries_total") - before == reply.usage.prompt_tokens
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(messages=messages, stream=True, **common):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+    alone = client.chat.completions.create(messages=messages, **common | {"n": 1})
+    assert alone.choices[0].message.content == texts[0]
+    best = client.completions.create(
+        prompt=["1, 2, 3,", "a, b, c,"], best_of=4, **common | {"n": 2, "extra_body": None}
+    )
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert best.usage is not None
+    assert best.usage.completion_tokens == 2 * 4 * 8
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "hi"}]
     with pytest.raises(openai.NotFoundError) as missing:
@@ -135,9 +160,9 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as empty:
         client.chat.completions.create(model=MODEL, messages=[])
     assert empty.value.param == "messages"
-    with pytest.raises(openai.BadRequestError) as tools:
-        client.chat.completions.create(model=MODEL, messages=messages, n=3)
-    assert tools.value.param == "n"
+    with pytest.raises(openai.BadRequestError) as many:
+        client.chat.completions.create(model=MODEL, messages=messages, n=129)
+    assert many.value.param == "n"
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model=MODEL, prompt=[1] * 9000)
     assert "9000" in long.value.message

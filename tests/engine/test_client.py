@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -279,6 +280,83 @@ def test_an_id_in_use_is_refused(engine: Engine) -> None:
             await anext(engine.client.generate(PROMPT, greedy(), request_id="same"))
         await anext(first)  # undisturbed
         await first.aclose()
+
+    engine.run(scenario)
+
+
+# -- several choices of one prompt -----------------------------------------------------------------
+
+
+def by_choice(outputs: list[RequestOutput]) -> dict[str, list[int]]:
+    names = {output.request_id for output in outputs}
+    return {name: tokens_of([o for o in outputs if o.request_id == name]) for name in sorted(names)}
+
+
+def test_choices_come_in_one_stream_and_compute_their_prompt_once(engine: Engine) -> None:
+    async def scenario() -> None:
+        before = engine.client.stats
+        outputs = await engine.ask(PROMPT, SamplingParams(seed=1, n=3, max_tokens=5))
+        name = f"r{engine.count}"
+        choices = by_choice(outputs)
+        assert list(choices) == [name, f"{name}#1", f"{name}#2"]
+        assert len({tuple(tokens) for tokens in choices.values()}) == 3
+        assert sum(output.finish_reason == "length" for output in outputs) == 3
+        assert engine.client.stats.prompt_tokens - before.prompt_tokens == len(PROMPT)
+        assert engine.client.stats.prefix_cache_queries - before.prefix_cache_queries == len(PROMPT)
+        alone = await engine.ask(PROMPT, SamplingParams(seed=1, max_tokens=5))
+        assert tokens_of(alone) == choices[name]
+
+    engine.run(scenario)
+
+
+def test_one_choice_can_be_ended_and_the_others_go_on(engine: Engine) -> None:
+    async def scenario() -> None:
+        stream = engine.stream(PROMPT, greedy(30, n=3))
+        outputs = [await anext(stream) for _ in range(3)]  # each one's first
+        leader = f"r{engine.count}"
+        engine.client.abort(leader)
+        engine.client.abort(leader)  # harmless
+        engine.client.abort("nobody")
+        outputs += [output async for output in stream]
+        assert {output.request_id for output in outputs} == {leader, f"{leader}#1", f"{leader}#2"}
+        reasons = {o.request_id: o.finish_reason for o in outputs if o.finish_reason is not None}
+        assert reasons == {leader: "abort", f"{leader}#1": "length", f"{leader}#2": "length"}
+        assert [len(tokens) for tokens in by_choice(outputs).values()][1:] == [30, 30]
+        await engine.until_idle()
+
+    engine.run(scenario)
+
+
+def test_whoever_leaves_ends_all_choices(engine: Engine) -> None:
+    async def scenario() -> None:
+        stream = engine.stream(PROMPT, greedy(LONG, n=3))
+        for _ in range(4):
+            await anext(stream)
+        await stream.aclose()
+        assert await engine.client.reset_prefix_cache(), "the abort was not done before the next step"
+        assert engine.client._queues == {}
+
+    engine.run(scenario)
+
+
+def test_each_choice_counts_where_requests_are_bounded(engine: Engine) -> None:
+    async def scenario() -> None:
+        info = engine.client.info
+        engine.client.info = msgspec.structs.replace(info, max_num_seqs=2, max_queued_requests=2)
+        try:
+            with pytest.raises(RequestError, match="at most 4 at a time") as never:
+                engine.stream(PROMPT, greedy(n=2, best_of=5))
+            assert (never.value.status, never.value.param) == (400, "best_of")
+            three = engine.stream(PROMPT, greedy(LONG, n=3))
+            await anext(three)
+            with pytest.raises(RequestError, match="try again later") as full:
+                engine.stream(PROMPT, greedy(n=2))
+            assert full.value.status == 429
+            await engine.ask(PROMPT, greedy(2))
+            await three.aclose()
+            assert len(by_choice(await engine.ask(PROMPT, greedy(n=4)))) == 4
+        finally:
+            engine.client.info = info
 
     engine.run(scenario)
 

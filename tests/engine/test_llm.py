@@ -14,6 +14,7 @@ from rich.console import Console
 
 from headstart import LLM, Generation, SamplingParams
 from headstart.engine import llm as llm_module
+from headstart.engine.choices import of_choice
 from headstart.engine.llm import _Job
 from headstart.engine.request import RequestOutput, StepPlan, StepResult, TokenLogprob
 from headstart.errors import ConfigError, EngineError, ModelNotFoundError, RequestError
@@ -377,3 +378,91 @@ def test_greedy_tokens_are_the_likeliest_and_told_so(llm: LLM) -> None:
         (token, one.logprob) for token, one in zip(told.token_ids, told.logprobs, strict=True)
     ]
     assert all(one.top[1][1] <= one.logprob < 0 for one in told.logprobs)
+
+
+# -- several choices of one prompt -----------------------------------------------------------------
+
+SEEDED = SamplingParams(seed=3, max_tokens=12)
+
+
+class Counter:
+    """A runner that counts what is computed."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runner = llm._core._runner
+        self.tokens = 0
+        monkeypatch.setattr(llm._core, "_runner", self)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.tokens += plan.num_tokens
+        return self.runner.run(plan)
+
+
+def test_choices_compute_their_prompt_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [(7 * number) % 500 for number in range(1000)]
+    counter = Counter(llm, monkeypatch)
+    before = llm._core.stats()
+    four = llm.generate([prompt], replace(SEEDED, n=4, max_tokens=5))
+    assert [len(choice.token_ids) for choice in four] == [5] * 4
+    assert counter.tokens == 1000 + 4 * 4  # nobody asked for what follows a choice's last token
+    after = llm._core.stats()
+    assert after.prompt_tokens - before.prompt_tokens == 1000
+    assert after.prefix_cache_queries - before.prefix_cache_queries == 1000
+    assert after.prefix_cache_hits == before.prefix_cache_hits
+    again = llm.generate([prompt], replace(SEEDED, n=4, max_tokens=5))
+    assert [choice.token_ids for choice in again] == [choice.token_ids for choice in four]
+    assert {choice.num_cached_tokens for choice in again} == {999}
+
+
+def test_a_choice_is_what_it_is_alone_and_the_first_what_it_is_without_n(llm: LLM) -> None:
+    choices = llm.generate(TEXT, replace(SEEDED, n=6))  # more than max_num_seqs
+    assert len({tuple(choice.token_ids) for choice in choices}) == 6
+    assert llm.generate(TEXT, SEEDED)[0].token_ids == choices[0].token_ids
+    assert llm.generate(TEXT, of_choice(SEEDED, 5))[0].token_ids == choices[5].token_ids
+    crowd = llm.generate([TEXT[5:], TEXT, TEXT[9:]], replace(SEEDED, n=3))
+    assert [g.prompt_token_ids for g in crowd[3:6]] == [choices[0].prompt_token_ids] * 3
+    assert [g.token_ids for g in crowd[3:6]] == [choice.token_ids for choice in choices[:3]]
+
+
+def test_choices_without_a_seed_differ_and_greedy_ones_do_not(llm: LLM) -> None:
+    free = llm.generate(TEXT, SamplingParams(n=3, max_tokens=12))
+    assert len({choice.text for choice in free}) == 3
+    same = llm.generate(TEXT, replace(GREEDY, n=3))
+    assert [choice.text for choice in same] == [llm.generate(TEXT, GREEDY)[0].text] * 3
+
+
+def test_the_best_of_all_choices_by_the_mean_logprob(llm: LLM) -> None:
+    params = replace(SEEDED, logprobs=0)
+    every = llm.generate(TEXT, replace(params, n=8))
+
+    def mean(generation: Generation) -> float:
+        assert generation.logprobs is not None
+        return sum(token.logprob for token in generation.logprobs) / len(generation.logprobs)
+
+    ranked = sorted(every, key=mean, reverse=True)
+    told = llm.generate([TEXT, TEXT], replace(SEEDED, n=3, best_of=8))
+    assert [g.token_ids for g in told] == 2 * [g.token_ids for g in ranked[:3]]
+    assert {g.logprobs for g in told} == {None}  # nobody asked for them
+
+
+def test_a_stop_string_ends_its_own_choice(llm: LLM) -> None:
+    free = llm.generate(TEXT, replace(SEEDED, n=3, max_tokens=40))
+    stop = free[1].text[5:9]
+    choices = llm.generate(TEXT, replace(SEEDED, n=3, max_tokens=40, stop=(stop,)))
+    for choice, whole in zip(choices, free, strict=True):
+        assert choice.text == whole.text.split(stop)[0]
+    assert choices[1].finish_reason == "stop"
+    assert "length" in {choice.finish_reason for choice in choices}
+
+
+def test_a_chat_is_one_answer(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(RequestError, match="n is 2"):
+        llm.chat(messages, SamplingParams(n=2))
+    assert llm.chat(messages, SamplingParams(best_of=3, max_tokens=4)).text
+
+
+def test_ctrl_c_leaves_no_choice_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    Meddler(llm, monkeypatch, 1, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1] * 1500], SamplingParams(n=5))

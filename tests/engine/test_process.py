@@ -311,3 +311,12 @@ def test_a_configuration_that_cannot_be_read_is_told_with_its_reason(tmp_path: P
             assert process.wait(60) == 1
     assert "the engine cannot go on" in errors
     assert "kv" in errors
+
+
+def test_a_refusal_is_told_to_every_choice(wire: Wire) -> None:
+    wire.say(Submit("a", b"", SamplingParams(n=2)))
+    outputs = wire.hear_outputs().outputs
+    assert [(output.request_id, output.finish_reason) for output in outputs] == [
+        ("a", "error"),
+        ("a#1", "error"),
+    ]

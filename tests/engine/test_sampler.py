@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -347,3 +348,37 @@ def test_a_failed_row_has_no_logprobs_and_spoils_none() -> None:
     assert set(result.failed) == {"bad"}
     assert set(result.logprobs) == {"good"}
     assert result.logprobs["good"].top[0] == (3, result.logprobs["good"].logprob)
+
+
+# -- several choices of one prompt ---------------------------------------------------------------
+
+
+def test_forks_choose_from_the_same_logits_as_if_alone() -> None:
+    logits = torch.randn(3, 300)
+    forks = tuple((f"f{number}", SamplingParams(seed=number, logprobs=1)) for number in range(8))
+    rows = [
+        row_of(SamplingParams(seed=1), name="before"),
+        replace(row_of(SamplingParams(seed=9, logprobs=0), name="leader"), forks=forks),
+        row_of(SamplingParams(), name="behind"),
+    ]
+    result = Sampler(0).choose(logits.clone(), rows)
+    assert result.sampled.keys() == {"before", "leader", "behind", *dict(forks)}
+    assert result.logprobs.keys() == {"leader", *dict(forks)}
+    assert len({result.sampled[name] for name, _ in forks}) > 3
+    for name, params in forks:
+        alone = Sampler(0).choose(logits[1:2].clone(), [row_of(params, name=name)])
+        assert alone.sampled[name] == result.sampled[name]
+        assert alone.logprobs[name] == result.logprobs[name]
+
+
+def test_forks_are_adjusted_once_each() -> None:
+    params = SamplingParams(temperature=0.0, logit_bias={2: 5.0})
+    logits = torch.tensor([[0.0, 6.0, 0.0]])  # a bias that is added twice would win
+    rows = [replace(row_of(params), forks=(("f", params),))]
+    assert Sampler(0).choose(logits, rows).sampled == {"r": 1, "f": 1}
+
+
+def test_forks_without_a_choice_fail_each_with_the_reason() -> None:
+    rows = [replace(row_of(SamplingParams()), forks=(("f", SamplingParams()),))]
+    result = Sampler(0).choose(torch.full((1, 5), float("nan")), rows)
+    assert (result.sampled, result.failed) == ({}, {"r": NO_CHOICE, "f": NO_CHOICE})

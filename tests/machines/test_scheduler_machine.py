@@ -1,5 +1,7 @@
 """Random requests, aborts and broken steps through the real scheduler and cache: all are served, and rightly.
 
+Some requests have several choices of one prompt; each choice is a request of its own to all that follows.
+
 The runner is fake (`tests/fake_runner.py`), but reads what it needs through the block tables from what
 it wrote: a wrong table, hit or copy shows as a wrong token.
 """
@@ -21,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from headstart.config import PrefixIndexName
+from headstart.engine.choices import choice_ids
 from headstart.engine.limits import Limits
 from headstart.engine.request import Request, SamplingParams, StepPlan
 from headstart.errors import RequestError
@@ -57,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live: dict[str, Request] = {}
         self.prompts: dict[str, list[int]] = {}
         self.admitted: dict[str, int] = {}  # hits of the first admission that held
+        self.forked: dict[str, int] = {}  # hits of their leaders, who alone are counted
         self.counter = 0
         self.idle_before = False
 
@@ -68,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sampled_from([(), (), (1,)]),
         salt=st.sampled_from([None, None, "s"]),
         scored=st.sampled_from([False, False, True]),
+        n=st.sampled_from([1, 1, 2, 3, 6]),
     )
     def add(
         self,
@@ -76,12 +81,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: tuple[int, ...],
         salt: str | None,
         scored: bool,
+        n: int,
     ) -> None:
-        self.submit(prompt, max_tokens, stop, salt, scored=scored)
+        self.submit(prompt, max_tokens, stop, salt, n, scored=scored)
 
-    @rule(prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30))
-    def add_one_that_only_wants_its_prompt_scored(self, prompt: list[int]) -> None:
-        self.submit(prompt, 0, (), None, scored=True)
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30), n=st.sampled_from([1, 1, 3])
+    )
+    def add_one_that_only_wants_its_prompt_scored(self, prompt: list[int], n: int) -> None:
+        self.submit(prompt, 0, (), None, n, scored=True)
 
     @precondition(lambda self: self.prompts)
     @rule(
@@ -94,14 +102,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What an earlier request said and was told, perhaps cut, perhaps with another end."""
         name = data.draw(st.sampled_from(sorted(self.prompts)))
         told = self.prompts[name] + self.bench.outputs[name]
+        n = data.draw(st.sampled_from([1, 1, 3]))
         count = data.draw(st.integers(1, 8))
-        self.submit(told[: len(told) - cut] + more or [0], count, (), None, scored=scored)
+        self.submit(told[: len(told) - cut] + more or [0], count, (), None, n, scored=scored)
 
-    @rule(prompt_share=st.floats(0.0, 1.0), scored=st.booleans())
-    def add_one_that_fills_the_pool(self, prompt_share: float, scored: bool) -> None:
+    @rule(prompt_share=st.floats(0.0, 1.0), scored=st.booleans(), n=st.sampled_from([1, 1, 3]))
+    def add_one_that_fills_the_pool(self, prompt_share: float, scored: bool, n: int) -> None:
         prompt = max(1, min(round(prompt_share * self.capacity), self.capacity, MAX_MODEL_LEN - 1))
         count = min(self.capacity, MAX_MODEL_LEN - 1) - prompt + 1
-        self.submit([i % VOCAB_SIZE for i in range(prompt)], count, (), None, fits=True, scored=scored)
+        self.submit([i % VOCAB_SIZE for i in range(prompt)], count, (), None, n, fits=True, scored=scored)
 
     def submit(
         self,
@@ -109,6 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens: int | None,
         stop: tuple[int, ...],
         salt: str | None,
+        n: int,
         *,
         fits: bool = False,
         scored: bool = False,
@@ -124,15 +134,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         name = f"r{self.counter}"
         self.counter += 1
-        self.prompts[name] = prompt
-        self.live[name] = self.bench.add(
-            name, prompt, allowed, stop_token_ids=stop, salt=salt, prompt_logprobs=asked
-        )
+        sampling = {"n": n, "seed": self.counter, "prompt_logprobs": asked}
+        self.bench.add(name, prompt, allowed, stop_token_ids=stop, salt=salt, **sampling)
+        for choice in choice_ids(name, n):
+            self.prompts[choice] = prompt
+            self.live[choice] = self.bench.requests[choice]
 
     @precondition(lambda self: self.counter)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        name = f"r{data.draw(st.integers(0, self.counter))}"  # may be finished, may not exist yet
+        # May be finished, may not exist yet.
+        name = data.draw(st.sampled_from([*sorted(self.prompts), f"r{self.counter}"]))
         assert self.bench.scheduler.abort(name) == (self.live.pop(name, None) is not None)
         self.idle_before = False
 
@@ -151,8 +163,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def failing_step(self) -> None:
         plan = self.plan()
         told = {name: list(tokens) for name, tokens in self.bench.outputs.items()}
+        followers = self.bench.scheduler.followers
+        broken = [self.live[row.request_id] for row in plan.rows]
+        ended = {one.request_id for request in broken for one in (request, *followers.of(request))}
         outputs = self.bench.fail(plan, "on purpose")
-        assert [o.request_id for o in outputs] == [row.request_id for row in plan.rows]
+        assert sorted(o.request_id for o in outputs) == sorted(ended)
         for output in outputs:
             assert (output.finish_reason, output.error) == ("error", "on purpose")
             del self.live[output.request_id]
@@ -165,7 +180,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             [request.request_id for request in scheduler.running],
             [request.request_id for request in scheduler.waiting],
         )
+        followed = len(scheduler.followers)
         self.bench.rollback(self.plan())
+        assert len(scheduler.followers) == followed
         assert [request.request_id for request in scheduler.running] + [
             request.request_id for request in scheduler.waiting
         ] == running + waiting
@@ -182,19 +199,27 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def step(self) -> None:
         plan = self.plan()
-        for output in self.bench.commit(plan):
+        for row in plan.rows:
+            for name, _ in row.forks:
+                self.forked[name] = self.hits_of(self.live[row.request_id])
+        outputs = self.bench.commit(plan)
+        sampling = [choice.request_id for row in plan.rows if row.sample for choice in row.choices()]
+        answered = [output for output in outputs if output.token_ids or output.finish_reason]
+        assert [output.request_id for output in answered] == sampling
+        for output in outputs:
             name = output.request_id
             told = self.bench.outputs[name]
             request = self.live[name]
             scored = self.bench.told[name]
-            if request.cache.skip_reading:
+            if request.cache.skip_reading and name not in self.forked:
                 expected = scores(self.prompts[name])
                 assert scored == expected[: len(scored)]
                 assert len(scored) == len(expected) or not (output.token_ids or output.finish_reason)
             else:
                 assert scored == []
             assert output.token_ids or output.prompt_logprobs or not request.max_tokens
-            assert told == answer(self.prompts[name], len(told), vocab_size=VOCAB_SIZE)
+            seed = request.params.seed
+            assert told == answer(self.prompts[name], len(told), vocab_size=VOCAB_SIZE, seed=seed)
             if output.finish_reason is not None:
                 del self.live[name]
                 stopped = bool(told) and told[-1] in request.params.stop_token_ids
@@ -205,11 +230,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.hits_of(request)
 
     def hits_of(self, request: Request) -> int:
-        """What its first admission that held had from the cache; it never changes."""
+        """What its first admission that held, or its leader's, had from the cache; it never changes."""
         cached = request.num_cached_tokens
         assert cached is not None
         assert cached < request.num_prompt_tokens
         assert (self.caching and not request.cache.skip_reading) or cached == 0
+        if request.request_id in self.forked:
+            assert cached == self.forked[request.request_id]
+            return cached
         if request.cache.skip_reading:
             return cached
         assert self.admitted.setdefault(request.request_id, cached) == cached
@@ -233,6 +261,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert row.start == request.num_computed_tokens
             assert row.sample == (row.start + len(row.token_ids) == request.num_tokens)
             assert row.num_output_tokens == len(self.bench.outputs[row.request_id])
+            forks = scheduler.followers.of(request) if row.sample else []
+            assert [name for name, _ in row.forks] == [fork.request_id for fork in forks]
         if preempted:
             assert [request.request_id for request in scheduler.waiting][
                 -len(waiting) :
@@ -254,8 +284,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler, manager = self.bench.scheduler, self.bench.manager
         manager.check()
         running = {request.request_id for request in scheduler.running}
-        assert running.isdisjoint(request.request_id for request in scheduler.waiting)
-        assert running | {request.request_id for request in scheduler.waiting} == set(self.live)
+        waiting = {request.request_id for request in scheduler.waiting}
+        followers = {
+            follower.request_id
+            for request in (*scheduler.running, *scheduler.waiting)
+            for follower in scheduler.followers.of(request)
+        }
+        assert len(followers) == len(scheduler.followers), "somebody follows nobody"
+        assert len(running) + len(waiting) + len(followers) == len(running | waiting | followers)
+        assert running | waiting | followers == set(self.live)
+        assert len(running) <= self.seqs
         assert scheduler.has_work == bool(self.live)
         assert not any(request.num_computed_tokens for request in scheduler.waiting)
         if not running:

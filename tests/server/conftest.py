@@ -15,6 +15,7 @@ import tokenizers
 from starlette.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers
 
+from headstart.engine.choices import choice_ids
 from headstart.engine.messages import EngineInfo, EngineStats
 from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
 from headstart.errors import EngineDeadError, RequestError
@@ -62,6 +63,9 @@ def byte_tokenizer(directory: Path) -> Tokenizer:
 class FakeEngine:
     """`EngineSupervisor`'s interface; answers ``answer`` to all and remembers prompts as a cache would.
 
+    The choices of a prompt are answered with ``others`` from the second on, as far as these go; their tokens
+    come in turn.
+
     With a ``gate`` each token waits for a release of it; ``fail_after`` so many tokens ``failure`` happens:
     an exception, or a sentence in a last output.
     ``running`` and ``aborted`` are request ids.
@@ -71,6 +75,7 @@ class FakeEngine:
     info: EngineInfo = INFO
     stats: EngineStats = field(default_factory=EngineStats)
     answer: str = "fine, thanks"
+    others: tuple[str, ...] = ()
     gate: asyncio.Semaphore | None = None
     fail_after: int | None = None
     failure: Exception | str = field(default_factory=lambda: EngineDeadError("the engine is gone"))
@@ -109,34 +114,46 @@ class FakeEngine:
         cached = len(prompt) - 1 if known else 0
         self._known.add((salt, prompt))
         self._count(len(prompt), cached)
-        self.running.add(request_id)
-        tokens = [*self.tokenizer.encode(self.answer), *self.tokenizer.eos_token_ids]
-        limit = len(tokens) if params.max_tokens is None else params.max_tokens
-        ended = False
+        names = choice_ids(request_id, params.num_choices)
+        self.running.update(names)
+        answers = [self.answer, *self.others, *[self.answer] * params.num_choices]
+        texts = {name: self._tokens(answer, params) for name, answer in zip(names, answers, strict=False)}
+        limit = max(map(len, texts.values()))
         try:
             for piece in _of_prompt(prompt, params):
                 yield RequestOutput(request_id, (), cached, prompt_logprobs=piece)
-            if limit == 0:
-                ended = True
-                yield RequestOutput(request_id, (), cached, "length")
-            for number, token in enumerate(tokens[:limit], start=1):
+            for name in names if limit == 0 else ():
+                self.running.discard(name)
+                yield RequestOutput(name, (), cached, "length")
+            turns = ((number, name) for number in range(1, limit + 1) for name in names)
+            for number, name in turns:
+                if name not in self.running:
+                    continue
                 if self.gate is not None:
                     await self.gate.acquire()
                 if self.fail_after is not None and number > self.fail_after:
                     if isinstance(self.failure, Exception):
                         raise self.failure
-                    yield RequestOutput(request_id, (), cached, "error", self.failure)
+                    yield RequestOutput(name, (), cached, "error", self.failure)
                     return
-                stop = token in params.stop_token_ids
-                ended = stop or number == limit
-                reason: FinishReason | None = "stop" if stop else "length" if number == limit else None
-                yield RequestOutput(
-                    request_id, (token,), cached, reason, None, _logprobs(token, number, params)
-                )
+                token = texts[name][number - 1]
+                reason: FinishReason | None = "length" if number == len(texts[name]) else None
+                if token in params.stop_token_ids:
+                    reason = "stop"
+                if reason is not None:
+                    self.running.discard(name)
+                yield RequestOutput(name, (token,), cached, reason, None, _logprobs(token, number, params))
         finally:
+            for name in names:
+                self.abort(name)
+
+    def _tokens(self, answer: str, params: SamplingParams) -> list[int]:
+        return [*self.tokenizer.encode(answer), *self.tokenizer.eos_token_ids][: params.max_tokens]
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self.running:
             self.running.discard(request_id)
-            if not ended:
-                self.aborted.append(request_id)
+            self.aborted.append(request_id)
 
     async def reset_prefix_cache(self) -> bool:
         if self.blocks_in_use:

@@ -223,3 +223,33 @@ def test_prompt_logprobs_stand_beside_the_choices(client: TestClient, engine: An
     assert "prompt_logprobs" not in ask(client)
     silent = ask(client, prompt_logprobs=0, max_tokens=0)
     assert (silent["choices"][0]["message"]["content"], silent["usage"]["completion_tokens"]) == ("", 0)
+
+
+# -- several choices of one prompt -----------------------------------------------------------------
+
+
+def test_n_answers_and_one_prompt(client: TestClient, engine: Any) -> None:
+    engine.others = ("so so", "no")
+    reply = ask(client, n=3, logprobs=True)
+    told = [(choice["index"], choice["message"]["content"]) for choice in reply["choices"]]
+    assert told == [(0, "fine, thanks"), (1, "so so"), (2, "no")]
+    for choice in reply["choices"]:
+        tokens = choice["logprobs"]["content"]
+        assert "".join(token["token"] for token in tokens) == choice["message"]["content"]
+    assert reply["usage"]["prompt_tokens"] == len(PROMPT)
+    assert reply["usage"]["completion_tokens"] == 13 + 6 + 3
+
+
+def test_each_streamed_answer_has_its_role_text_and_end(client: TestClient, engine: Any) -> None:
+    engine.others = ("so so", "no")
+    *chunks, last, _ = stream(client, n=3, stop=" t", stream_options={"include_usage": True})
+    texts = {}
+    for index in range(3):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+        texts[index] = "".join(choice["delta"].get("content", "") for choice in own[1:])
+    assert texts == {0: "fine,", 1: "so so", 2: "no"}
+    assert len(chunks) == len([chunk for chunk in chunks if len(chunk["choices"]) == 1])
+    assert last["usage"]["prompt_tokens"] == len(PROMPT)
+    assert last["usage"]["completion_tokens"] == len("fine, t") + 6 + 3

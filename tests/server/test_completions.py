@@ -258,3 +258,86 @@ def test_who_asks_for_both_gets_each_with_its_own_alternatives(client: TestClien
     (choice,) = complete(client, "ab", echo=True, logprobs=2, prompt_logprobs=0)["choices"]
     assert len(choice["logprobs"]["top_logprobs"][1]) == 2
     assert list(choice["prompt_logprobs"][1]) == [str(engine.tokenizer.encode("b")[0])]
+
+
+# -- several choices of one prompt -----------------------------------------------------------------
+
+
+def test_choices_are_numbered_through_the_prompts_and_the_prompts_counted_once(
+    client: TestClient, engine: Any
+) -> None:
+    engine.others = ("so so", "no")
+    reply = complete(client, ["ab", "cde"], n=3)
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [
+        *((0, "fine, thanks"), (1, "so so"), (2, "no")),
+        *((3, "fine, thanks"), (4, "so so"), (5, "no")),
+    ]
+    assert reply["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 2 * (13 + 6 + 3),
+        "total_tokens": 5 + 44,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert complete(client, ["ab", "cde"], n=3)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert [(len(prompt), params.n) for prompt, params, _ in engine.submitted[:2]] == [(2, 3), (3, 3)]
+
+
+def test_streamed_choices_come_interleaved_each_with_its_end(client: TestClient, engine: Any) -> None:
+    engine.others = ("so so", "no")
+    whole = complete(client, ["ab", "cde"], n=3, cache_salt="a")
+    chunks = stream(client, ["ab", "cde"], n=3, cache_salt="b", stream_options={"include_usage": True})
+    assert chunks.pop()["usage"] == whole["usage"]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    for told in whole["choices"]:
+        own = [choice for choice in choices if choice["index"] == told["index"]]
+        assert "".join(choice["text"] for choice in own) == told["text"]
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+    assert [choice["index"] for choice in choices[:6]] != [0] * 6
+
+
+def test_a_stop_string_ends_its_own_choice_and_the_engine_goes_on_with_the_others(
+    client: TestClient, engine: Any
+) -> None:
+    engine.others = ("so so, and", "nothing of it")
+    reply = complete(client, "hello", n=3, stop=", ", max_tokens=12)
+    assert [(choice["text"], choice["finish_reason"]) for choice in reply["choices"]] == [
+        ("fine", "stop"),
+        ("so so", "stop"),
+        ("nothing of i", "length"),
+    ]
+    assert len(engine.aborted) == 2
+    assert reply["usage"]["completion_tokens"] == len("fine, ") + len("so so, ") + 12
+
+
+def test_the_best_by_the_mean_of_their_logprobs_and_all_are_paid_for(client: TestClient, engine: Any) -> None:
+    # A token's log-probability is minus its place: the shorter a text, the higher its mean.
+    engine.others = ("so so", "no", "well")
+    reply = complete(client, "hello", n=2, best_of=4)
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [(0, "no"), (1, "well")]
+    assert reply["choices"][0]["logprobs"] is None
+    assert reply["usage"]["completion_tokens"] == 13 + 6 + 3 + 5
+    assert engine.submitted[-1][1].logprobs == 0
+    told = complete(client, ["a", "b"], best_of=4, logprobs=1)
+    assert [choice["text"] for choice in told["choices"]] == ["no", "no"]
+    assert told["choices"][1]["logprobs"]["token_logprobs"] == [-1.0, -2.0]
+    # A stop string shortens what is ranked, too.
+    cut = complete(client, "hello", best_of=2, stop="i")
+    assert cut["choices"][0]["text"] == "f"
+
+
+def test_best_of_cannot_be_streamed_unless_it_is_n(client: TestClient) -> None:
+    response = client.post(URL, json={"prompt": "hi", "stream": True, "best_of": 2})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("best_of", "invalid_value")
+    assert "cannot be streamed" in error["message"]
+    assert stream(client, "hi", n=2, best_of=2)
+
+
+def test_choices_of_all_prompts_together_are_bounded(client: TestClient, engine: Any) -> None:
+    response = client.post(URL, json={"prompt": ["hi"] * 103, "n": 10})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "n"
+    assert "103 prompts with 10 choices each are 1030 choices" in error["message"]
+    assert not engine.submitted

@@ -97,6 +97,7 @@ def test_requests_are_counted_by_how_they_ended(client: TestClient, engine: Any)
     end(stop=",")
     end(prompt=["a", "b"], max_tokens=1)
     end(temperature=-1)  # refused: never a request of the engine's
+    end(n=3, stop=",", max_tokens=2)  # each choice counts
     engine.fail_after = 1
     end()
     samples = scrape(client)
@@ -104,10 +105,10 @@ def test_requests_are_counted_by_how_they_ended(client: TestClient, engine: Any)
         value(samples, "request_success_total", finished_reason=reason)
         for reason in ("stop", "length", "abort", "error")
     ]
-    assert counts == [2, 3, 0, 1]
-    assert value(samples, "e2e_request_latency_seconds_count") == 6
-    assert value(samples, "time_to_first_token_seconds_count") == 6
-    tokens = [len("fine, thanks") + 1, 2, len("fine,"), 1, 1, 1]
+    assert counts == [2, 6, 0, 1]
+    assert value(samples, "e2e_request_latency_seconds_count") == 9
+    assert value(samples, "time_to_first_token_seconds_count") == 9
+    tokens = [len("fine, thanks") + 1, 2, len("fine,"), 1, 1, 2, 2, 2, 1]
     assert value(samples, "inter_token_latency_seconds_count") == sum(tokens) - len(tokens)
 
 

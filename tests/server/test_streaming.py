@@ -19,9 +19,11 @@ from headstart.text import ChatTemplate
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, 1)
 ONE = ("/v1/completions", {"prompt": "hi"}, 1)
 SEVERAL = ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3)
+CHOICES = ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4)
+CHATS = (CHAT[0], CHAT[1] | {"n": 3}, 3)
 FORMS = [
     pytest.param(path, body | {"stream": streamed}, count, id=f"{path[4:8]}-{count}-{streamed}")
-    for path, body, count in (CHAT, ONE, SEVERAL)
+    for path, body, count in (CHAT, ONE, SEVERAL, CHOICES, CHATS)
     for streamed in (False, True)
 ]
 

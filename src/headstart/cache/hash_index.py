@@ -107,7 +107,8 @@ class HashIndex:
         for block_id in lease.block_ids:
             self._pool.blocks[block_id].ref_count += 1
         twin = Lease(request, list(lease.block_ids))
-        twin.num_published = lease.num_published
+        twin.num_published = count = lease.num_published
+        request.digests[:count] = lease.request.digests[:count]  # the same tokens, hashed once
         return twin
 
     def holders(self, block_id: int) -> int:

@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from headstart import errors
 from headstart.config import EngineConfig
+from headstart.engine.choices import choice_ids
 from headstart.engine.limits import Limits
 from headstart.engine.messages import (
     Abort,
@@ -138,7 +139,7 @@ class EngineClient:
         cache_salt: str | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs as steps bring them; the last one has a ``finish_reason``.
+        """Outputs of all choices (`choice_ids`) as steps bring them; each one's last has a ``finish_reason``.
 
         ``request_id`` names the request on the wire and must never have been used before.
 
@@ -146,10 +147,10 @@ class EngineClient:
         too long, a token outside the vocabulary, more blocks than the pool has; and (with status 429)
         while too many requests are in flight already.  The iterator raises
         ``EngineError``, or ``EngineDeadError`` if the process is gone.  Closing or cancelling it early
-        aborts the request.
+        aborts the request; `abort` ends one of its choices.
         """
         self._check_alive().check(prompt_token_ids, params, priority)
-        self._check_queue()
+        self._check_queue(params)
         try:  # what the engine could not read would get no answer
             msgspec.convert(msgspec.to_builtins(params), SamplingParams)
         except msgspec.ValidationError as error:
@@ -158,26 +159,37 @@ class EngineClient:
 
     async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:
         self._check_alive()  # again: this runs when the first output is asked for
-        if submit.request_id in self._queues:
+        running = set(choice_ids(submit.request_id, submit.params.num_choices))
+        if not running.isdisjoint(self._queues):
             raise RequestError(f"request id {submit.request_id!r} is in use", param="request_id")
         if not self._queues:
             self._heard = time.monotonic()
-        queue = self._queues[submit.request_id] = asyncio.Queue()
-        running = True
+        queue: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
+        self._queues.update(dict.fromkeys(running, queue))
         try:
             self._send(submit)
             while running:
                 output = await queue.get()
                 if output is None:
                     raise EngineDeadError(f"{self._death}; the request was lost, please try again")
-                running = output.finish_reason is None
+                if output.finish_reason is not None:
+                    running.discard(output.request_id)
+                    self._queues.pop(output.request_id, None)
                 if output.error is not None:
                     raise EngineError(output.error)
                 yield output
         finally:
-            del self._queues[submit.request_id]
-            if running and self._death is None:
-                self._send(Abort((submit.request_id,)))
+            left = [name for name in running if self._queues.pop(name, None) is not None]
+            if left and self._death is None:
+                self._send(Abort(tuple(left)))
+
+    def abort(self, request_id: str) -> None:
+        """End one choice of what `generate` runs, whose last output says so; nothing if it has ended."""
+        queue = self._queues.pop(request_id, None)
+        if queue is not None:
+            queue.put_nowait(RequestOutput(request_id, finish_reason="abort"))
+            if self._death is None:
+                self._send(Abort((request_id,)))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False (and nothing changed) while blocks are in use."""
@@ -217,9 +229,19 @@ class EngineClient:
         self._context.destroy(linger=0)
         self._directory.cleanup()
 
-    def _check_queue(self) -> None:
+    def _check_queue(self, params: SamplingParams) -> None:
         bound = self.info.max_queued_requests
-        if bound is not None and len(self._queues) >= self.info.max_num_seqs + bound:
+        if bound is None:
+            return
+        choices, most = params.num_choices, self.info.max_num_seqs + bound
+        if choices > most:
+            raise RequestError(
+                f"{choices} choices of a prompt count as {choices} requests, but this server takes on "
+                f"at most {most} at a time; ask for fewer",
+                param="n" if params.best_of is None else "best_of",
+                code="invalid_value",
+            )
+        if len(self._queues) + choices > most:
             raise RequestError(
                 f"{self.info.max_num_seqs} requests are running and {bound} are waiting, which is all that "
                 "this server takes on; please try again later",

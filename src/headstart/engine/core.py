@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headstart.cache import CacheRequest, Namespace
+from headstart.engine.choices import choice_ids, of_choice
 from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineStats
 from headstart.engine.request import (
@@ -59,26 +60,27 @@ class EngineCore:
     ) -> None:
         """Queue a request (int token ids, or the bytes of little-endian int32).
 
+        Its choices are requests of their own from then on, by the ids that `choice_ids` gives them.
+
         Raises ``RequestError`` if it can never be served.
         """
-        cache = CacheRequest(
-            request_id,
-            prompt_token_ids,
-            namespace=Namespace(salt=cache_salt),
-            skip_reading=params.prompt_logprobs is not None,
-        )
-        max_tokens = self.limits.check(cache.token_ids(), params, priority)
-        self.scheduler.add(
+        namespace, skip_reading = Namespace(salt=cache_salt), params.prompt_logprobs is not None
+        prompt = CacheRequest(request_id, prompt_token_ids, namespace=namespace)
+        max_tokens = self.limits.check(prompt.token_ids(), params, priority)
+        now = self._clock()
+        leader, *followers = (
             Request(
-                request_id=request_id,
-                cache=cache,
-                params=params,
-                num_prompt_tokens=cache.num_tokens,
+                request_id=name,
+                cache=CacheRequest(name, prompt.tokens, namespace=namespace, skip_reading=skip_reading),
+                params=of_choice(params, number),
+                num_prompt_tokens=prompt.num_tokens,
                 max_tokens=max_tokens,
-                arrival_time=self._clock(),
+                arrival_time=now,
                 priority=priority,
             )
+            for number, name in enumerate(choice_ids(request_id, params.num_choices))
         )
+        self.scheduler.add(leader, followers)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request; its blocks are free before the next step.  False if it is not here."""
@@ -123,7 +125,7 @@ class EngineCore:
         manager = self.scheduler.manager
         return EngineStats(
             num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=len(self.scheduler.waiting) + len(self.scheduler.followers),
             kv_cache_usage=manager.usage,
             prefix_cache_queries=manager.stats.queries,
             prefix_cache_hits=manager.stats.hits,
@@ -134,5 +136,5 @@ class EngineCore:
 
 
 def _ends_prompt(row: ScheduledRow) -> bool:
-    """Whether the row computes a prompt's last token: true once per request, also after preemption."""
+    """Whether the row computes a prompt's last token: true once per prompt, also after preemption."""
     return row.sample and row.num_output_tokens == 0

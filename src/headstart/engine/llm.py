@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headstart.config import EngineConfig
 from headstart.engine.build import build_engine
+from headstart.engine.choices import as_ranked, best, choice_ids
 from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
 from headstart.errors import EngineError, RequestError
 from headstart.model.source import resolve
@@ -25,7 +27,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one prompt brought.
+    """What one prompt brought, or one of its choices.
 
     ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
     one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
@@ -67,7 +69,7 @@ class LLM:
         cache_salt: str | None = None,
         progress: bool = True,
     ) -> list[Generation]:
-        """One generation for each prompt (a text, or a list of token ids), in order.
+        """``n`` generations for each prompt (a text, or a list of token ids), in the order of the prompts.
 
         All prompts are checked before any is computed.  ``progress`` shows a bar for a batch, on a
         terminal only.  Raises ``RequestError`` that names the prompt, ``EngineError`` if a step failed;
@@ -84,14 +86,15 @@ class LLM:
             for index, token_ids in enumerate(prompt_ids):
                 request_id = f"llm-{next(self._ids)}"
                 with _about_prompt(index), _undisturbed():
-                    self._core.add_request(request_id, token_ids, in_engine, cache_salt=cache_salt)
-                    jobs[request_id] = _Job(token_ids, self.tokenizer, params)
+                    self._core.add_request(request_id, token_ids, as_ranked(in_engine), cache_salt=cache_salt)
+                    for name in choice_ids(request_id, params.num_choices):
+                        jobs[name] = _Job(token_ids, self.tokenizer, params)
             self._run(jobs, progress=progress)
         finally:
             with _undisturbed():
                 for request_id in jobs:  # after Ctrl-C or an error; otherwise all have ended
                     self._core.abort(request_id)
-        return [job.result() for job in jobs.values()]
+        return [job.result() for job in _told(list(jobs.values()), params)]
 
     def chat(
         self,
@@ -100,7 +103,12 @@ class LLM:
         *,
         cache_salt: str | None = None,
     ) -> Generation:
-        """The model's answer to a conversation (``[{"role": "user", "content": …}, …]``)."""
+        """The model's answer to a conversation (``[{"role": "user", "content": …}, …]``).
+
+        Raises ``RequestError`` for ``n`` above 1: it is one answer.
+        """
+        if sampling_params is not None and sampling_params.n > 1:
+            raise RequestError(f"chat gives one answer, n is {sampling_params.n}; use generate", param="n")
         if self._template is None:
             raise RequestError("this model has no chat template; use generate", param="messages")
         text = self._template.render(messages)
@@ -116,7 +124,7 @@ class LLM:
 
     def _run(self, jobs: dict[str, _Job], *, progress: bool) -> None:
         columns = (
-            TextColumn("prompts"),
+            TextColumn("answers"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
@@ -143,12 +151,26 @@ class LLM:
                             bar.update(task, advance=1, speed=speed)
 
 
+def _told(jobs: Sequence[_Job], params: SamplingParams) -> list[_Job]:
+    """Of each prompt's choices, those that are told."""
+    count = params.num_choices
+    if count == params.n:
+        return list(jobs)
+    prompts = [jobs[first : first + count] for first in range(0, len(jobs), count)]
+    return [
+        choices[number]
+        for choices in prompts
+        for number in best([choice.mean_logprob for choice in choices], params.n)
+    ]
+
+
 class _Job:
-    """One prompt on its way through `LLM.generate`."""
+    """One choice of one prompt on its way through `LLM.generate`."""
 
     def __init__(self, prompt_token_ids: list[int], tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
-        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._tells_logprobs = params.logprobs is not None
+        self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[PromptLogprob | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
@@ -163,8 +185,7 @@ class _Job:
         token_ids, reason = output.token_ids, output.finish_reason
         self._token_ids.extend(token_ids)
         self._num_cached_tokens = output.num_cached_tokens
-        if self._logprobs is not None:
-            self._logprobs.extend(output.logprobs)
+        self._logprobs.extend(output.logprobs)
         if self._prompt_logprobs is not None:
             self._prompt_logprobs.extend(output.prompt_logprobs)
         self._pieces.append(self.text.push(token_ids[:-1] if reason == "stop" else token_ids))
@@ -173,9 +194,13 @@ class _Job:
         if self.text.stopped:
             reason = "stop"
             del self._token_ids[self.text.num_tokens :]
-            if self._logprobs is not None:
-                del self._logprobs[self.text.num_tokens :]
+            del self._logprobs[self.text.num_tokens :]
         self.finish_reason = reason
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens so far, which the engine must have been asked for."""
+        return fmean(token.logprob for token in self._logprobs)
 
     def result(self) -> Generation:
         """The whole generation; its reason is known once the engine has no work left."""
@@ -186,7 +211,7 @@ class _Job:
             self._token_ids,
             self._num_cached_tokens,
             self.finish_reason,
-            self._logprobs,
+            self._logprobs if self._tells_logprobs else None,
             self._prompt_logprobs,
         )
 

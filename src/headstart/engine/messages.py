@@ -11,7 +11,10 @@ from headstart.engine.request import RequestOutput, SamplingParams
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """A new request.  Its stop strings are the front's affair: the engine has no text."""
+    """A new request, all its choices (`choice_ids`) at once.
+
+    Its stop strings are the front's affair: the engine has no text.
+    """
 
     request_id: str
     prompt: bytes

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from headstart.config import EngineConfig
+from headstart.engine.choices import choice_ids
 from headstart.engine.core import EngineCore
 from headstart.engine.messages import (
     Abort,
@@ -101,9 +102,10 @@ class EngineServer:
                     priority=message.priority,
                 )
             except RequestError as error:  # the front checks first; this is for a front that did not
-                self._refused.append(
-                    RequestOutput(message.request_id, finish_reason="error", error=str(error))
-                )
+                self._refused += [
+                    RequestOutput(name, finish_reason="error", error=str(error))
+                    for name in choice_ids(message.request_id, message.params.num_choices)
+                ]
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         stats = self._core.stats()

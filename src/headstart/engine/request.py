@@ -13,6 +13,9 @@ from headstart.errors import RequestError, shown
 FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20
 """The most alternatives that are told for a token, as in OpenAI's API."""
+MAX_N = 128
+MAX_BEST_OF = 20
+"""The most choices of one prompt, and the most that the best are sought among, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,10 @@ class SamplingParams:
     in its place, as the model gave them: before biases, penalties and the temperature.  ``prompt_logprobs``
     asks for the same of each prompt token after the first; all of them are computed then, cached or not.
 
+    ``n`` asks for so many choices of one prompt, which is computed once; each draws random numbers of its
+    own, the first those of a request with ``n`` 1.  With ``best_of`` so many are generated, and the ``n``
+    whose tokens have the highest mean log-probability are told, best first.
+
     Raises ``RequestError`` that names the field and what is allowed.
     """
 
@@ -54,6 +61,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -87,8 +96,19 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
             self._demand(name, wanted is None or 0 <= wanted <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
+        self._demand("n", 1 <= self.n <= MAX_N, f"between 1 and {MAX_N}")
+        self._demand(
+            "best_of",
+            self.best_of is None or self.n <= self.best_of <= MAX_BEST_OF,
+            f"at least n, which is {self.n}, and at most {MAX_BEST_OF}",
+        )
         most = math.inf if self.max_tokens is None else self.max_tokens
         self._demand("min_tokens", 0 <= self.min_tokens <= most, "at least 0 and at most max_tokens")
+
+    @property
+    def num_choices(self) -> int:
+        """How many choices are generated."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def penalizes(self) -> bool:
@@ -182,7 +202,8 @@ class ScheduledRow:
 
     ``block_ids`` is the whole block table after this step's grant, to be read only and only during
     the step.  ``sample`` asks for the token after the last one.  ``token_counts`` are the request's
-    own, to be read only.  ``targets`` are there for requests with ``prompt_logprobs``.
+    own, to be read only.  ``targets`` are there for requests with ``prompt_logprobs``.  ``forks`` are
+    requests that take their first token from this row's logits, too.
     """
 
     request_id: str
@@ -194,6 +215,11 @@ class ScheduledRow:
     num_output_tokens: int
     token_counts: dict[int, int] | None = None
     targets: PromptTargets | None = None
+    forks: tuple[tuple[str, SamplingParams], ...] = ()
+
+    def choices(self) -> list[ScheduledRow]:
+        """The row itself, and the same as a row of each of its forks."""
+        return [self, *(replace(self, request_id=name, params=params) for name, params in self.forks)]
 
     @property
     def is_decoding(self) -> bool:
@@ -233,7 +259,7 @@ class PromptLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """By request id: a sampled token for each row that asked for one, or the sentence why there is none."""
+    """By request id: a sampled token for each choice of a row that asked for one, or why there is none."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)

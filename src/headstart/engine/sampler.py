@@ -32,10 +32,11 @@ class Sampler:
         self._seed = seed
 
     def choose(self, logits: Tensor, rows: Sequence[ScheduledRow]) -> StepResult:
-        """A token, or why there is none, for each row of ``logits`` [R, vocab_size] (float32).
+        """A token, or why there is none, for each row of ``logits`` [R, vocab_size] (float32) and its forks.
 
         Row i belongs to ``rows[i]``.  Changes the logits of rows that ask for it in place.
         """
+        logits, rows = _for_each_choice(logits, rows)
         asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         unmodified = logits[asking] if asking else None
         result = StepResult(failed=adjust(logits, rows))
@@ -87,6 +88,14 @@ class Sampler:
         source = f"engine {self._seed} {row.request_id}" if seed is None else f"request {seed}"
         digest = hashlib.blake2b(f"{source} {row.num_output_tokens}".encode(), digest_size=3).digest()
         return int.from_bytes(digest, "little") / 2**24
+
+
+def _for_each_choice(logits: Tensor, rows: Sequence[ScheduledRow]) -> tuple[Tensor, Sequence[ScheduledRow]]:
+    """Every fork of a row as a row of its own, with the same logits."""
+    if not any(row.forks for row in rows):
+        return logits, rows
+    counts = torch.tensor([1 + len(row.forks) for row in rows], device=logits.device)
+    return logits.repeat_interleave(counts, dim=0), [choice for row in rows for choice in row.choices()]
 
 
 def _logprobs(logits: Tensor, tokens: Sequence[int | None]) -> list[TokenLogprob]:

@@ -9,6 +9,11 @@ In-flight sharing: a request in the middle of its prompt takes all the budget th
 behind it is let in before the blocks that it computes can be hit.  Equal prompts that arrive together are
 computed once, without waiting for anybody (tests/engine/test_in_flight.py).
 
+Several choices of one prompt (``n``) are a leader and its followers, which are in no queue until the
+leader's prompt is computed.  Then they fork from it, each with a first token from the very same logits.
+Forking takes no blocks, but a seat (of ``max_num_seqs``), which is kept free for it as long as its leader
+runs; a follower for which there is none waits like a request that was preempted.
+
 Progress: the request that is first in order takes blocks from those behind it, and no request
 is let in that could not fit an empty pool.  It may have to give way itself, when its own blocks
 repeat what the radix index has: then it comes back in the next step, to a hit on all that it had.
@@ -18,10 +23,12 @@ So of two steps in a row one computes tokens for the oldest.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 
 from headstart.cache import BlockCopy, KVCacheManager
 from headstart.config import SchedulerConfig
 from headstart.engine.budget import AdaptiveBudget, FixedBudget, TokenBudget
+from headstart.engine.choices import Followers
 from headstart.engine.request import (
     FinishReason,
     PromptLogprob,
@@ -41,13 +48,17 @@ AUTO_LIMIT = 2048
 
 
 class Scheduler:
-    """Owns every live request: queued (``waiting``) or holding blocks (``running``), both in order."""
+    """Owns every live request: queued (``waiting``) or holding blocks (``running``), both in order.
+
+    Or one of the ``followers``, which are neither.
+    """
 
     def __init__(self, config: SchedulerConfig, manager: KVCacheManager) -> None:
         self.config = config
         self.manager = manager
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
+        self.followers = Followers()
         self.num_preemptions = 0
         self._budget: TokenBudget
         if config.max_num_batched_tokens == "auto":
@@ -63,14 +74,20 @@ class Scheduler:
         """Whether a step would have anything to do."""
         return bool(self._requests)
 
-    def add(self, request: Request) -> None:
-        """Queue a request that `Limits` has let in.  Raises ``RequestError`` if its id is in use."""
-        if request.request_id in self._requests:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        request.order = (request.priority, self._num_arrivals)
-        self._num_arrivals += 1
-        self._requests[request.request_id] = request
+    def add(self, request: Request, followers: Sequence[Request] = ()) -> None:
+        """Queue a request that `Limits` has let in, and further choices of its prompt to follow it.
+
+        Raises ``RequestError``, and has queued none, if an id is in use.
+        """
+        for one in (request, *followers):
+            if one.request_id in self._requests:
+                raise RequestError(f"request id {one.request_id!r} is in use", param="request_id")
+        for one in (request, *followers):
+            one.order = (one.priority, self._num_arrivals)
+            self._num_arrivals += 1
+            self._requests[one.request_id] = one
         self.waiting.add(request)
+        self.followers.add(request, followers)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request between steps and free its blocks; False if it is not (or no longer) here."""
@@ -125,8 +142,9 @@ class Scheduler:
         return victim
 
     def _plan_waiting(self, rows: list[ScheduledRow], copies: list[BlockCopy], budget: int) -> None:
+        seats = self.config.max_num_seqs - sum(self._seats(request) for request in self.running)
         for request in self.waiting.head(self.config.max_num_seqs):
-            if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+            if budget <= 0 or seats <= 0:
                 break
             count = self._admit(request, copies, budget)
             if count is None:
@@ -136,6 +154,11 @@ class Scheduler:
             self._admitted.append(request)
             rows.append(self._row(request, count))
             budget -= count
+            seats -= self._seats(request)
+
+    def _seats(self, request: Request) -> int:
+        """How many it has or will soon take: nobody behind its followers is let in before them."""
+        return 1 + self.followers.count(request)
 
     def _admit(self, request: Request, copies: list[BlockCopy], budget: int) -> int | None:
         """How many tokens the request may compute in this step, its blocks granted; None: no room."""
@@ -154,16 +177,19 @@ class Scheduler:
 
     def _row(self, request: Request, count: int) -> ScheduledRow:
         start = request.num_computed_tokens
+        sample = start + count == request.num_tokens
+        forks = self.followers.of(request) if sample else ()
         return ScheduledRow(
             request_id=request.request_id,
             token_ids=request.cache.token_ids(start, start + count),
             start=start,
             block_ids=self.manager.block_table(request.request_id),
-            sample=start + count == request.num_tokens,
+            sample=sample,
             params=request.params,
             num_output_tokens=request.num_output_tokens,
             token_counts=request.token_counts,
             targets=self._targets(request, start, start + count),
+            forks=tuple((fork.request_id, fork.params) for fork in forks),
         )
 
     @staticmethod
@@ -192,34 +218,48 @@ class Scheduler:
         for row in plan.rows:
             request = self._requests[row.request_id]
             request.num_computed_tokens = row.start + len(row.token_ids)
-            error = result.failed.get(row.request_id)
             of_prompt = result.prompt_logprobs.get(row.request_id, ())
-            if error is not None:
-                outputs.append(self._fail(request, error))
-            elif row.sample:
-                token, logprob = result.sampled[row.request_id], result.logprobs.get(row.request_id)
-                outputs.append(self._take(request, token, logprob, of_prompt))
+            if row.sample:
+                choices = [request, *self._fork(request)]
+                outputs += [self._take(choice, result) for choice in choices]
+            elif row.request_id in result.failed:
+                outputs.append(self._fail(request, result.failed[row.request_id]))
             elif of_prompt:
                 outputs.append(self._output(request, (), prompt_logprobs=of_prompt))
         return outputs
 
-    def _take(
-        self,
-        request: Request,
-        token: int,
-        logprob: TokenLogprob | None,
-        prompt_logprobs: tuple[PromptLogprob, ...],
-    ) -> RequestOutput:
+    def _fork(self, leader: Request) -> list[Request]:
+        """The followers of a request whose prompt has just been computed, now requests like others."""
+        followers = self.followers.take(leader)
+        for follower in followers:
+            self.manager.fork(leader.cache, follower.cache)
+            follower.num_cached_tokens = leader.num_cached_tokens
+            ahead = next(iter(self.waiting), follower)
+            if len(self.running) < self.config.max_num_seqs and follower.order <= ahead.order:
+                follower.num_computed_tokens = leader.num_computed_tokens
+                insort(self.running, follower, key=lambda one: one.order)
+            else:
+                self.manager.free(follower.cache)
+                self.waiting.add(follower)
+        return followers
+
+    def _take(self, request: Request, result: StepResult) -> RequestOutput:
         """Give the request its next token, unless it wants none and was there for its prompt alone."""
-        reason: FinishReason | None = "length"
-        tokens: tuple[int, ...] = ()
-        if request.max_tokens > 0:
-            request.append(token)
-            tokens, reason = (token,), self._finish_reason(request, token)
+        error = result.failed.get(request.request_id)
+        if error is not None:
+            return self._fail(request, error)
+        of_prompt = result.prompt_logprobs.get(request.request_id, ())
+        if request.max_tokens == 0:
+            self._remove(request)
+            return self._output(request, (), "length", prompt_logprobs=of_prompt)
+        token = result.sampled[request.request_id]
+        request.append(token)
+        reason = self._finish_reason(request, token)
         if reason is not None:
             self._remove(request)
-        logprobs = () if logprob is None or not tokens else (logprob,)
-        return self._output(request, tokens, reason, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        logprob = result.logprobs.get(request.request_id)
+        logprobs = () if logprob is None else (logprob,)
+        return self._output(request, (token,), reason, logprobs=logprobs, prompt_logprobs=of_prompt)
 
     def rollback(self) -> None:
         """The step was not computed: every request stands as before it, those it admitted wait again."""
@@ -227,15 +267,17 @@ class Scheduler:
         for request in reversed(self._admitted):
             self.running.remove(request)
             request.num_computed_tokens = 0
-            if request.num_preemptions == 0:
+            if request.cache.num_admissions == 0:  # this was the first
                 request.num_cached_tokens = None
             self.waiting.add(request)
         self._admitted = []
 
     def fail(self, plan: StepPlan, error: str) -> list[RequestOutput]:
-        """The step broke: roll it back and end the requests that had a row in it."""
+        """The step broke: roll it back and end the requests that had a row in it, with their followers."""
         self.rollback()
-        return [self._fail(self._requests[row.request_id], error) for row in plan.rows]
+        broken = [self._requests[row.request_id] for row in plan.rows]
+        ended = [one for request in broken for one in (*self.followers.of(request), request)]
+        return [self._fail(request, error) for request in ended]
 
     @staticmethod
     def _finish_reason(request: Request, token: int) -> FinishReason | None:
@@ -263,6 +305,12 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
+        if request in self.followers:
+            self.followers.remove(request)
+            return
+        if followers := self.followers.take(request):  # the next one computes the rest of the prompt
+            self.waiting.add(followers[0])
+            self.followers.add(followers[0], followers[1:])
         if request in self.waiting:
             self.waiting.remove(request)
         else:

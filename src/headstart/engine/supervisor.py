@@ -97,6 +97,10 @@ class EngineSupervisor:
             prompt_token_ids, params, request_id=request_id, cache_salt=cache_salt, priority=priority
         )
 
+    def abort(self, request_id: str) -> None:
+        """As `EngineClient.abort`."""
+        self._client.abort(request_id)
+
     async def reset_prefix_cache(self) -> bool:
         """As `EngineClient.reset_prefix_cache`."""
         self._demand_engine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from headstart.engine.request import FinishReason
 from headstart.errors import RequestError
+from headstart.server.choice import Piece
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, usage_of
 from headstart.server.logprobs import for_chat
@@ -84,20 +86,25 @@ def _as_the_template_sees_it(message: Message) -> dict[str, Any]:
 async def _whole(
     front: Front, ticket: Ticket, generation: Generation, prompt_logprobs: int | None
 ) -> ChatReply:
-    async with aclosing(generation.pieces()) as pieces:
-        collected = [piece async for piece in pieces]
-    finish_reason = collected[-1].finish_reason
-    assert finish_reason is not None
-    text = "".join(piece.text for piece in collected)
-    message = ReplyMessage(role="assistant", content=text, refusal=None)
-    tokens = [token for piece in collected for token in piece.tokens]
-    told = for_chat(tokens) if generation.tells_logprobs else None
+    collected: defaultdict[int, list[Piece]] = defaultdict(list)
+    async with aclosing(generation.pieces()) as arriving:
+        async for piece in arriving:
+            collected[piece.index].append(piece)
+    choices = []
+    for index, pieces in sorted(collected.items()):
+        finish_reason = pieces[-1].finish_reason
+        assert finish_reason is not None
+        text = "".join(piece.text for piece in pieces)
+        message = ReplyMessage(role="assistant", content=text, refusal=None)
+        tokens = [token for piece in pieces for token in piece.tokens]
+        told = for_chat(tokens) if generation.tells_logprobs else None
+        choices.append(ChatChoice(index=index, message=message, logprobs=told, finish_reason=finish_reason))
     reply = ChatReply(
         id=ticket.id,
         object="chat.completion",
         created=ticket.created,
         model=front.model,
-        choices=[ChatChoice(index=0, message=message, logprobs=told, finish_reason=finish_reason)],
+        choices=choices,
         usage=usage_of([generation]),
     )
     if prompt_logprobs is not None:
@@ -108,7 +115,7 @@ async def _whole(
 async def _chunks(
     front: Front, ticket: Ticket, generation: Generation, *, include_usage: bool
 ) -> AsyncGenerator[ChatChunk, None]:
-    """The role with the first token, then text, the reason why it ended, and the usage if asked for."""
+    """Each choice's role with its first token, then text, and why it ended; last the usage if asked for."""
     head: dict[str, Any] = {
         "id": ticket.id,
         "object": "chat.completion.chunk",
@@ -118,21 +125,24 @@ async def _chunks(
     no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
 
     def chunk(
-        delta: Delta, finish_reason: FinishReason | None = None, logprobs: ChatLogprobs | None = None
+        index: int,
+        delta: Delta,
+        finish_reason: FinishReason | None = None,
+        logprobs: ChatLogprobs | None = None,
     ) -> ChatChunk:
-        choice = ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return ChatChunk(**head, choices=[choice], **no_usage_yet)
 
-    role_sent = False
+    begun: set[int] = set()
     async with aclosing(generation.pieces()) as pieces:
         async for piece in pieces:
-            if not role_sent:
-                yield chunk(Delta(role="assistant", content=""))
-                role_sent = True
+            if piece.index not in begun:
+                yield chunk(piece.index, Delta(role="assistant", content=""))
+                begun.add(piece.index)
             if piece.text or piece.tokens:
                 told = for_chat(piece.tokens) if piece.tokens else None
-                yield chunk(Delta(content=piece.text), logprobs=told)
+                yield chunk(piece.index, Delta(content=piece.text), logprobs=told)
             if piece.finish_reason:
-                yield chunk(Delta(), piece.finish_reason)
+                yield chunk(piece.index, Delta(), piece.finish_reason)
     if include_usage:
         yield ChatChunk(**head, choices=[], usage=usage_of([generation]))

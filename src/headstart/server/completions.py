@@ -1,7 +1,8 @@
-"""``POST /v1/completions``: each prompt, text or token ids, gives one choice."""
+"""``POST /v1/completions``: each prompt, text or token ids, gives ``n`` choices."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headstart.engine.request import SamplingParams
+from headstart.server.choice import Echo, Piece
 from headstart.server.front import Front, Ticket, require_json
-from headstart.server.generation import Echo, Generation, Piece, merged, usage_of
+from headstart.server.generation import Generation, merged, usage_of
 from headstart.server.logprobs import for_completion
 from headstart.server.protocol import COMPLETION_MAX_TOKENS, CompletionRequest
 from headstart.server.replies import CompletionChoice, CompletionReply
@@ -36,8 +38,8 @@ def router(front: Front) -> APIRouter:
         ]
         echoes = [_echo(front, body, prompt) for prompt in body.prompts]
         generations = [
-            front.generate(prompt, _fitting(front, body, params, prompt), ticket, index=index, echo=echo)
-            for index, (prompt, echo) in enumerate(zip(prompts, echoes, strict=True))
+            front.generate(prompt, _fitting(front, body, params, prompt), ticket, number=number, echo=echo)
+            for number, (prompt, echo) in enumerate(zip(prompts, echoes, strict=True))
         ]
         if body.stream:
             return EventStream(_chunks(front, ticket, generations, include_usage=body.include_usage))
@@ -71,22 +73,23 @@ def _echo(front: Front, body: CompletionRequest, prompt: str | list[int]) -> Ech
 async def _whole(
     front: Front, ticket: Ticket, generations: Sequence[Generation], prompt_logprobs: int | None
 ) -> CompletionReply:
-    collected: list[list[Piece]] = [[] for _ in generations]
+    collected: defaultdict[int, list[Piece]] = defaultdict(list)
     async with aclosing(merged(generations)) as arriving:
         async for piece in arriving:
             collected[piece.index].append(piece)
-    choices = []
-    for generation, pieces in zip(generations, collected, strict=True):
-        tokens = [token for piece in pieces for token in piece.tokens]
-        choice = CompletionChoice(
-            index=generation.index,
-            text="".join(piece.text for piece in pieces),
-            logprobs=for_completion(tokens) if generation.tells_logprobs else None,
-            finish_reason=pieces[-1].finish_reason,
-        )
-        if prompt_logprobs is not None:
-            choice.prompt_logprobs = generation.prompt_logprobs(prompt_logprobs)
-        choices.append(choice)
+    choices: list[CompletionChoice] = []
+    for generation in generations:
+        for pieces in (collected[index] for index in generation.told):
+            tokens = [token for piece in pieces for token in piece.tokens]
+            choice = CompletionChoice(
+                index=len(choices),
+                text="".join(piece.text for piece in pieces),
+                logprobs=for_completion(tokens) if generation.tells_logprobs else None,
+                finish_reason=pieces[-1].finish_reason,
+            )
+            if prompt_logprobs is not None:
+                choice.prompt_logprobs = generation.prompt_logprobs(prompt_logprobs)
+            choices.append(choice)
     return CompletionReply(**_head(front, ticket), choices=choices, usage=usage_of(generations))
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from headstart.engine.choices import as_ranked
 from headstart.engine.request import SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
-from headstart.server.generation import Echo, Generation
-from headstart.server.metrics import Metrics, RequestTimer
+from headstart.server.choice import Echo
+from headstart.server.generation import Generation
+from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest
 from headstart.text import ChatTemplate, Tokenizer
 
@@ -102,20 +104,21 @@ class Front:
         params: SamplingParams,
         ticket: Ticket,
         *,
-        index: int = 0,
+        number: int = 0,
         prompt_field: str = "prompt",
         echo: Echo | None = None,
     ) -> Generation:
-        """One prompt given to the engine; ``index`` numbers the prompts of one request.
+        """One prompt given to the engine; ``number`` counts the prompts of one request.
 
         Raises `RequestError` for what can never be served; where that is the prompt's fault, it names
         ``prompt_field``, which is what the client calls it.
         """
+        request_id = f"{ticket.id}-{number}"
         try:
             outputs = self.client.generate(
                 prompt,
-                params,
-                request_id=f"{ticket.id}-{index}",
+                as_ranked(params),
+                request_id=request_id,
                 cache_salt=ticket.cache_salt,
                 priority=ticket.priority,
             )
@@ -125,11 +128,14 @@ class Front:
             raise
         return Generation(
             outputs,
+            self.client.abort,
             self.tokenizer,
             params,
-            RequestTimer(self.metrics, ticket.arrived),
+            self.metrics,
+            request_id=request_id,
+            arrived=ticket.arrived,
             prompt=prompt,
-            index=index,
+            index=number * params.num_choices,
             echo=echo,
         )
 

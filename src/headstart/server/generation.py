@@ -1,135 +1,100 @@
-"""One prompt's way through the engine: tokens come in, text goes out, and the bill is kept."""
+"""One prompt's way through the engine: tokens come in, texts go out, and the bill is kept."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 
+from headstart.engine.choices import best, choice_ids
 from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams
 from headstart.errors import EngineError
-from headstart.server.logprobs import SpelledToken, Speller, for_prompt
-from headstart.server.metrics import RequestTimer
+from headstart.server.choice import Choice, Echo, Piece
+from headstart.server.logprobs import for_prompt
+from headstart.server.metrics import Metrics, RequestTimer
 from headstart.server.replies import PromptTokens, PromptTokensDetails, Usage
-from headstart.text import TextStream, Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Text that one step settled; the last piece of a generation has a ``finish_reason``.
-
-    ``tokens`` are those of the step, if log-probabilities were asked for; an end token that is no text is
-    not among them, except after an echo.
-    """
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None
-    tokens: tuple[SpelledToken, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt's text, which comes before the answer; ``alone``: and whatever is generated is not shown."""
-
-    text: str
-    alone: bool = False
+from headstart.text import Tokenizer
 
 
 class Generation:
-    """The answer to one prompt; ``pieces`` may be run through once.
+    """The choices of one prompt; ``pieces`` may be run through once.
 
-    Owns ``outputs``, the engine's side: it is closed, and so aborted there, when the text ends at a stop
-    string and when ``pieces`` is closed or cancelled before its end.
+    ``index`` is the first choice's; the others follow.  Owns ``outputs``, the engine's side: it is closed,
+    and so aborted there, when all texts have ended and when ``pieces`` is closed or cancelled before its
+    end.  ``abort`` ends one choice there: one whose text a stop string has ended.
     """
 
     def __init__(
         self,
         outputs: AsyncGenerator[RequestOutput, None],
+        abort: Callable[[str], None],
         tokenizer: Tokenizer,
         params: SamplingParams,
-        timer: RequestTimer,
+        metrics: Metrics,
         *,
+        request_id: str,
+        arrived: float,
         prompt: Sequence[int],
         index: int,
         echo: Echo | None = None,
     ) -> None:
-        self.index = index
         self.tells_logprobs = params.logprobs is not None
         self.num_prompt_tokens = len(prompt)
         self.num_cached_tokens = 0
         self._outputs = outputs
-        self._prompt = prompt
-        self._prompt_logprobs: list[PromptLogprob] = []
-        self._num_logprobs = params.logprobs
-        self._echo = echo
-        self._text = TextStream(
-            tokenizer, params.stop, min_tokens=params.min_tokens, continued=echo is not None
-        )
+        self._abort = abort
         self._tokenizer = tokenizer
-        self._speller = Speller(tokenizer)
-        self._timer = timer
+        self._prompt = prompt
+        self._prompt_logprobs: list[PromptLogprob] = []  # with the first choice's outputs, before all texts
+        self._count = params.n
+        self._choices = {
+            name: Choice(index + number, tokenizer, params, RequestTimer(metrics, arrived), echo)
+            for number, name in enumerate(choice_ids(request_id, params.num_choices))
+        }
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens generated so far, the one that ended the text included and none after it."""
-        return self._text.num_tokens
+        """Tokens generated so far for all choices."""
+        return sum(choice.num_tokens for choice in self._choices.values())
+
+    @property
+    def told(self) -> list[int]:
+        """The indices of the choices that are told, in order: all of them, or the best, best first."""
+        choices = list(self._choices.values())
+        if len(choices) == self._count:
+            return [choice.index for choice in choices]
+        ranks = best([choice.mean_logprob for choice in choices], self._count)
+        return [choices[number].index for number in ranks]
 
     def prompt_logprobs(self, top: int) -> PromptTokens:
         """What the model thought of the prompt, once all `pieces` are through."""
         return for_prompt(self._tokenizer, self._prompt, self._prompt_logprobs, top=top)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The text as it is settled.  Raises `EngineError` when the engine fails."""
-        ended: FinishReason = "abort"  # unless one of the ends below is reached first
-        echo = self._echo
+        """The texts as they are settled.  Raises `EngineError` when the engine fails."""
+        ended: FinishReason = "abort"  # of choices that have not ended by themselves
         try:
             async with aclosing(self._outputs):
                 async for output in self._outputs:
-                    if output.finish_reason == "error":
-                        raise EngineError(output.error or "the engine failed on this request")
-                    if self._echo is not None and self._echo.alone:
-                        output = replace(output, token_ids=(), finish_reason="length")
-                    self._timer.tokens(len(output.token_ids))
-                    self.num_cached_tokens = output.num_cached_tokens
+                    choice = self._choices[output.request_id]
+                    if choice.ended:
+                        continue
                     self._prompt_logprobs.extend(output.prompt_logprobs)
-                    if echo is not None and (output.token_ids or output.finish_reason):
-                        # Whatever there is to tell of the prompt has come by now.
-                        yield self._echoed(echo)
-                        echo = None
-                    piece = self._settle(output)
-                    ended = piece.finish_reason or ended
-                    yield piece
-                    if piece.finish_reason:
+                    pieces = choice.take(output, self._prompt, self._prompt_logprobs)
+                    self.num_cached_tokens = output.num_cached_tokens
+                    if choice.ended and output.finish_reason is None:
+                        self._abort(output.request_id)
+                    for piece in pieces:
+                        yield piece
+                    if all(choice.ended for choice in self._choices.values()):
                         return
             raise EngineError("the engine ended this request without saying why")
         except Exception:
             ended = "error"
             raise
         finally:
-            self._timer.end(ended)
-
-    def _echoed(self, echo: Echo) -> Piece:
-        tokens: tuple[SpelledToken, ...] = ()
-        if self._num_logprobs is not None:
-            tokens = self._speller.spell_prompt(
-                self._prompt, self._prompt_logprobs, echo.text, top=self._num_logprobs
-            )
-        return Piece(self.index, echo.text, None, tokens)
-
-    def _settle(self, output: RequestOutput) -> Piece:
-        before = self._text.num_tokens
-        text = self._text.push(output.token_ids)
-        shown = output.token_ids[: self._text.num_tokens - before]
-        # Whoever has a prompt echoed evaluates, and counts on an entry for each token.
-        all_shown = self._echo is not None or output.finish_reason != "stop"
-        if shown and not all_shown and self._tokenizer.is_special(shown[-1]):
-            shown = shown[:-1]
-        if output.finish_reason:
-            text += self._text.finish()
-        reason = "stop" if self._text.stopped else output.finish_reason
-        return Piece(self.index, text, reason, self._speller.spell(shown, output.logprobs))
+            for choice in self._choices.values():
+                choice.end(ended)
 
 
 async def merged(generations: Sequence[Generation]) -> AsyncGenerator[Piece, None]:

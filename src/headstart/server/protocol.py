@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -22,10 +23,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from headstart.engine.request import MAX_LOGPROBS, SamplingParams
+from headstart.engine.request import MAX_BEST_OF, MAX_LOGPROBS, MAX_N, SamplingParams
 from headstart.errors import RequestError
 
 MAX_PROMPTS = 1024
+MAX_CHOICES = 1024  # of all prompts together, before the best are sought
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_MESSAGES = 10_000
@@ -134,7 +136,7 @@ class StreamOptions(BaseModel):
 # The fields of a request that are `SamplingParams`' own, under the same names.
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "n"),
 )
 
 
@@ -166,8 +168,9 @@ class GenerationRequest(BaseModel):
     min_tokens: _Natural = None
     prompt_logprobs: _NumLogprobs = None
 
-    n: Annotated[Any, not_yet(1)] = None
-    best_of: Annotated[Any, not_yet(1)] = None
+    n: Annotated[
+        int | None, Field(strict=True, ge=1, le=MAX_N), must_be(f"an integer between 1 and {MAX_N}")
+    ] = None
     truncate_prompt_tokens: Annotated[Any, not_yet()] = None
     structured_outputs: Annotated[Any, not_yet()] = None
     guided_json: Annotated[Any, not_yet()] = None
@@ -248,6 +251,7 @@ class ChatRequest(GenerationRequest):
 
     logprobs: _Flag = None
     top_logprobs: _NumLogprobs = None
+    best_of: Annotated[Any, not_yet(1)] = None
     tools: Annotated[Any, not_yet([])] = None
     tool_choice: Annotated[Any, not_yet("none", "auto")] = None
     functions: Annotated[Any, not_yet([])] = None
@@ -277,7 +281,7 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """The body of ``POST /v1/completions``; several prompts give several choices."""
+    """The body of ``POST /v1/completions``; each prompt gives ``n`` choices."""
 
     prompt: Annotated[
         str | TokenIds | ListOf[str] | ListOf[TokenIds],
@@ -287,6 +291,11 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int | None, Field(strict=True, ge=0, le=5), must_be("an integer between 0 and 5")] = (
         None
     )
+    best_of: Annotated[
+        int | None,
+        Field(strict=True, ge=1, le=MAX_BEST_OF),
+        must_be(f"an integer between 1 and {MAX_BEST_OF}"),
+    ] = None
     echo: _Flag = None
     suffix: Annotated[Any, not_yet("")] = None
 
@@ -319,9 +328,9 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one for each choice; never empty ones.
+        """The prompts; never empty ones.
 
-        Raises `RequestError` for none, an empty one or more than `MAX_PROMPTS`.
+        Raises `RequestError` for none, an empty one, more than `MAX_PROMPTS` or more than `MAX_CHOICES`.
         """
         alone = isinstance(self.prompt, str) or all(isinstance(item, int) for item in self.prompt)
         prompts: list[Any] = [self.prompt] if alone else list(self.prompt)
@@ -333,4 +342,24 @@ class CompletionRequest(GenerationRequest):
                 param="prompt",
                 code="invalid_value",
             )
+        choices = self.best_of or self.n or 1
+        if len(prompts) * choices > MAX_CHOICES:
+            raise RequestError(
+                f"{len(prompts)} prompts with {choices} choices each are {len(prompts) * choices} choices, "
+                f"but a request may have at most {MAX_CHOICES}",
+                param="n" if self.best_of is None else "best_of",
+                code="invalid_value",
+            )
         return prompts
+
+    def sampling(self, eos_token_ids: Iterable[int]) -> SamplingParams:
+        """As `GenerationRequest.sampling`; the best choices are known too late for a stream."""
+        params = replace(super().sampling(eos_token_ids), best_of=self.best_of)
+        if self.stream and params.num_choices > params.n:
+            raise RequestError(
+                f"best_of is {params.best_of} and n is {params.n}: the best choices are not known before all "
+                "have ended, so they cannot be streamed; leave best_of or stream out",
+                param="best_of",
+                code="invalid_value",
+            )
+        return params

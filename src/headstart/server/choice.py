@@ -1,0 +1,120 @@
+"""One text that continues a prompt, as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams
+from headstart.errors import EngineError
+from headstart.server.logprobs import SpelledToken, Speller
+from headstart.server.metrics import RequestTimer
+from headstart.text import TextStream, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that one step settled for one choice, whose last piece has a ``finish_reason``.
+
+    ``tokens`` are those of the step, if log-probabilities were asked for; an end token that is no text is
+    not among them, except after an echo.
+    """
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    tokens: tuple[SpelledToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt's text, which comes before the answer; ``alone``: and whatever is generated is not shown."""
+
+    text: str
+    alone: bool = False
+
+
+class Choice:
+    """Turns one request's outputs into pieces of text; ``index`` is the place in the reply."""
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        timer: RequestTimer,
+        echo: Echo | None,
+    ) -> None:
+        self.index = index
+        self.ended = False
+        self._echo = echo
+        self._echo_is_due = echo is not None
+        self._text = TextStream(
+            tokenizer, params.stop, min_tokens=params.min_tokens, continued=echo is not None
+        )
+        self._tokenizer = tokenizer
+        self._num_logprobs = params.logprobs
+        self._speller = Speller(tokenizer)
+        self._timer = timer
+        self._logprob = 0.0  # the sum over its tokens, where the engine tells them
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far, the one that ended the text included and none after it."""
+        return self._text.num_tokens
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, where the engine tells them."""
+        return self._logprob / max(1, self.num_tokens)
+
+    def take(
+        self, output: RequestOutput, prompt: Sequence[int], prompt_logprobs: Sequence[PromptLogprob]
+    ) -> list[Piece]:
+        """What a step brought; before the first text comes the echo of the prompt, if it is wanted.
+
+        Raises `EngineError` when the engine failed on it.
+        """
+        if output.finish_reason == "error":
+            raise EngineError(output.error or "the engine failed on this request")
+        if self._echo is not None and self._echo.alone:
+            output = replace(output, token_ids=(), finish_reason="length")
+        self._timer.tokens(len(output.token_ids))
+        pieces = []
+        if self._echo is not None and self._echo_is_due and (output.token_ids or output.finish_reason):
+            # Whatever there is to tell of the prompt has come by now.
+            pieces.append(self._echoed(self._echo.text, prompt, prompt_logprobs))
+            self._echo_is_due = False
+        pieces.append(self._settle(output))
+        reason = pieces[-1].finish_reason
+        if reason:
+            self.end(reason)
+        return pieces
+
+    def end(self, reason: FinishReason) -> None:
+        """Nothing more will come; harmless when repeated."""
+        if not self.ended:
+            self.ended = True
+            self._timer.end(reason)
+
+    def _echoed(self, text: str, prompt: Sequence[int], prompt_logprobs: Sequence[PromptLogprob]) -> Piece:
+        tokens: tuple[SpelledToken, ...] = ()
+        if self._num_logprobs is not None:
+            tokens = self._speller.spell_prompt(prompt, prompt_logprobs, text, top=self._num_logprobs)
+        return Piece(self.index, text, None, tokens)
+
+    def _settle(self, output: RequestOutput) -> Piece:
+        before = self._text.num_tokens
+        text = self._text.push(output.token_ids)
+        used = self._text.num_tokens - before
+        self._logprob += sum(told.logprob for told in output.logprobs[:used])
+        shown = output.token_ids[:used]
+        # Whoever has a prompt echoed evaluates, and counts on an entry for each token.
+        all_shown = self._echo is not None or output.finish_reason != "stop"
+        if shown and not all_shown and self._tokenizer.is_special(shown[-1]):
+            shown = shown[:-1]
+        if output.finish_reason:
+            text += self._text.finish()
+        reason = "stop" if self._text.stopped else output.finish_reason
+        tokens = () if self._num_logprobs is None else self._speller.spell(shown, output.logprobs)
+        return Piece(self.index, text, reason, tokens)
