@@ -19,10 +19,11 @@ from headstart.config import EngineConfig
 from headstart.engine.messages import StepOutputs, Submit
 from headstart.engine.request import RequestOutput, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.server import protocol
+from headstart.server import protocol, replies
 from headstart.server.app import build_app
+from headstart.server.choice import Choice, Piece
 from headstart.server.front import Ticket
-from headstart.server.generation import Generation, Piece
+from headstart.server.generation import Generation
 from headstart.server.listen import HttpServer, bind, url_of
 from headstart.server.logprobs import SpelledToken
 from headstart.server.metrics import RequestTimer
@@ -33,8 +34,8 @@ from tests.gone import alive, holders_of, holders_of_text, num_objects, resident
 OF_A_REQUEST = (
     Request, Ticket, Generation, Piece, RequestTimer, TextStream, EventStream, SpelledToken, SamplingParams,
     Submit, StepOutputs, RequestOutput, asyncio.Queue,
-    protocol.ChatRequest, protocol.CompletionRequest, protocol.ChatReply, protocol.ChatChunk,
-    protocol.CompletionReply, protocol.Usage,
+    protocol.ChatRequest, protocol.CompletionRequest, replies.ChatReply, replies.ChatChunk,
+    replies.CompletionReply, replies.Usage, Choice,
 )  # fmt: skip
 SECRET = (503, 499, 509, 491, 487, 479, 467, 463)
 SECRET_TEXT = "the old key lies beneath the seventh stone"
