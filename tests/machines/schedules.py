@@ -7,6 +7,7 @@ of it see the same inputs whatever their logits say, and the logits can be compa
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ from headstart.engine.request import Request, SamplingParams, StepPlan, StepResu
 from headstart.engine.runner import Runner
 from headstart.engine.sampler import Sampler
 from headstart.engine.scheduler import Scheduler
-from headstart.model.attention import SdpaAttention
+from headstart.model.attention import AttentionBackend
 from headstart.model.batch import ForwardBatch, SequenceSpan
 from headstart.model.kv_pool import KVPool
 from headstart.model.llama import LlamaModel
@@ -101,10 +102,11 @@ def random_schedule(
 
 
 class ScheduleRunner:
-    """Runs schedules on one model."""
+    """Runs schedules on one model; ``attention`` makes the backend for a pool."""
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: LlamaModel, attention: Callable[[KVPool], AttentionBackend]) -> None:
         self._model = model
+        self._attention = attention
         self._cold: dict[tuple[tuple[int, ...], int | None], Tensor] = {}
 
     def run(self, schedule: Schedule) -> Outcome:
@@ -201,7 +203,7 @@ class ScheduleRunner:
         span = SequenceSpan(0, len(chunk), start + len(chunk), torch.tensor([0]))
         rows = torch.arange(len(chunk))
         batch = ForwardBatch(torch.tensor(chunk), positions, positions, (span,), rows)
-        return self._model.forward(batch, pool, SdpaAttention())
+        return self._model.forward(batch, pool, self._attention(pool))
 
     def _pool(self, num_blocks: int, block_size: int) -> KVPool:
         return KVPool(
@@ -213,9 +215,8 @@ class ScheduleRunner:
         )
 
     def _runner(self, cache: CacheConfig) -> Runner:
-        return Runner(
-            self._model, self._pool(cache.num_blocks, cache.block_size), SdpaAttention(), Sampler(0)
-        )
+        pool = self._pool(cache.num_blocks, cache.block_size)
+        return Runner(self._model, pool, self._attention(pool), Sampler(0))
 
 
 def _request(script: Script) -> Request:

@@ -10,15 +10,21 @@ import pytest
 import torch
 
 from headstart.config import SchedulerConfig
+from headstart.model.attention import FusedAttention, SdpaAttention
+from headstart.model.kv_pool import KVPool
 from headstart.model.llama import LlamaModel, load_model
+from headstart.model.native import load_library
+from headstart.model.ops import LayerOps, layer_ops
 from headstart.model.source import ModelFiles, resolve
 from headstart.model.spec import ModelSpec, read_spec
 from headstart.model.weights import expected_shapes
 from tests.machines.schedules import Outcome, Schedule, ScheduleRunner, random_schedule
 
+CPU = torch.device("cpu")
+
 
 def load(files: ModelFiles, dtype: torch.dtype) -> LlamaModel:
-    return load_model(files, read_spec(files), dtype=dtype, device=torch.device("cpu"))
+    return load_model(files, read_spec(files), dtype=dtype, device=CPU)
 
 
 def largest_difference(runner: ScheduleRunner, schedule: Schedule, outcome: Outcome) -> float:
@@ -35,7 +41,9 @@ def largest_difference(runner: ScheduleRunner, schedule: Schedule, outcome: Outc
 
 @pytest.mark.parametrize("part", range(4))
 def test_float32_logits_agree_within_1e_4(part: int, tiny_llama_dir: Path) -> None:
-    runner = ScheduleRunner(load(resolve(str(tiny_llama_dir)), torch.float32))
+    model = load(resolve(str(tiny_llama_dir)), torch.float32)
+    # In half of the parts decoding rows share the reading of every block that they can.
+    runner = ScheduleRunner(model, lambda _: SdpaAttention(least_saved=1) if part % 2 else SdpaAttention())
     went_through: Counter[str] = Counter()
     for seed in range(part * 60, part * 60 + 60):  # 240 schedules in all
         schedule = random_schedule(random.Random(seed), 512, length=40, outputs=8, requests=8)
@@ -48,7 +56,7 @@ def test_float32_logits_agree_within_1e_4(part: int, tiny_llama_dir: Path) -> No
     assert min(went_through.values()) > 10, went_through
 
 
-def random_model(dtype: torch.dtype) -> LlamaModel:
+def random_model(dtype: torch.dtype, ops: LayerOps) -> LlamaModel:
     """Four layers of SmolLM2's width, where kernels do round differently for different numbers of rows."""
     spec = ModelSpec(
         architecture="llama",
@@ -71,11 +79,23 @@ def random_model(dtype: torch.dtype) -> LlamaModel:
         name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.04
         for name, shape in expected_shapes(spec).items()
     }
-    return LlamaModel(spec, {name: w.to(dtype) for name, w in weights.items()}, torch.device("cpu"))
+    return LlamaModel(spec, {name: w.to(dtype) for name, w in weights.items()}, CPU, ops)
 
 
-def test_bfloat16_logits_differ_no_more_than_cold_runs_among_themselves() -> None:
-    runner = ScheduleRunner(random_model(torch.bfloat16))
+def fused(pool: KVPool) -> FusedAttention:
+    """The backend that serves, made to share and merge wherever it can."""
+    library = load_library("attention")
+    if library is None or not torch.cpu.get_capabilities().get("avx512_bf16"):
+        pytest.skip("this CPU has no AVX512-BF16, or there is no compiler")
+    assert library.ready()
+    return FusedAttention(library, num_heads=9, least_saved=1)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "own"])
+def test_bfloat16_logits_differ_no_more_than_cold_runs_among_themselves(kernels: str) -> None:
+    own = kernels == "own"
+    model = random_model(torch.bfloat16, layer_ops(CPU, torch.bfloat16, native=own))
+    runner = ScheduleRunner(model, fused if own else lambda _: SdpaAttention(least_saved=1))
     among_cold = cached = 0.0
     cached_tokens = 0
     for seed in range(12):
@@ -96,7 +116,7 @@ def test_bfloat16_logits_differ_no_more_than_cold_runs_among_themselves() -> Non
 
 
 def test_smollm2_gives_the_same_greedy_tokens(smollm2: ModelFiles) -> None:
-    runner = ScheduleRunner(load(smollm2, torch.float32))
+    runner = ScheduleRunner(load(smollm2, torch.float32), lambda _: SdpaAttention())
     cached = 0
     for seed in range(8):
         schedule = random_schedule(random.Random(seed), 40_000, length=60, outputs=6, requests=4)

@@ -140,9 +140,9 @@ async def connect(
         base_url=url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=timeout,
-        # The default pool would queue the 101st stream.  Servers hang up on idle connections after a few
-        # seconds, and one that does so just as the next request comes would break a measurement.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
+        # A connection for each request: servers hang up on idle and on much used ones (llama.cpp after a
+        # dozen requests), and the request that meets that is lost.  The default pool would queue the 101st.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         # A proxy from the environment would stand between us and a server on this very machine.
         trust_env=url.host not in ("localhost", "127.0.0.1", "::1"),
         transport=transport,

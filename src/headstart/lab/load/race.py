@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from headstart.lab.load.client import LoadError
 from headstart.lab.load.machine import describe_machine
 from headstart.lab.load.peers import Peer, awake
 from headstart.lab.load.progress import collect
@@ -42,9 +43,12 @@ async def race(
     sources = [PromptSource(vocab, seed) for _ in peers]
     for number in range(event.load.repeats + 1):
         for peer, prompts in zip(peers, sources, strict=True):
-            async with awake(peer, prompts.prefix(GREETING_TOKENS)) as server:
-                async for each in repeat(event.scenario, server.complete, prompts, event.load, number):
-                    yield peer, each
+            try:
+                async with awake(peer, prompts.prefix(GREETING_TOKENS)) as server:
+                    async for each in repeat(event.scenario, server.complete, prompts, event.load, number):
+                        yield peer, each
+            except LoadError as error:
+                raise LoadError(f"{peer.name}: {error}") from error
 
 
 def measure(
