@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headstart.errors import CorruptModelError, RequestError, shown
 from headstart.text.model_files import read_json, read_text, require_directory, special_tokens
-
-# What an expression in a template can raise besides jinja's own errors: None + "text", 1 / 0, "a" * 10**12.
-_FAULTS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    MemoryError,
-)
+from headstart.text.sandbox import FAULTS, Sandbox
 
 _MAX_REASON = 200  # characters; a template may quote what it was given
-_MAX_REPEATED = 2**24  # characters or entries
-_MAX_BITS = 2**16  # of a number
 
 
 class ChatTemplate:
@@ -66,14 +45,14 @@ class ChatTemplate:
                 f"the model names its chat templates {', '.join(sorted(sources)) or 'not at all'}; "
                 "one of them must be 'default'"
             )
-        self._environment = environment = _environment(now)
+        self._sandbox = sandbox = Sandbox(now)
         self._seconds = seconds
         self._max_length = max_length
         self._named = dict(named or {})
         self._templates: dict[str, jinja2.Template] = {}
         for name, text in sources.items():
             try:
-                self._templates[name] = environment.from_string(_with_ticks(environment, text))
+                self._templates[name] = sandbox.template(text)
             except (jinja2.TemplateError, RecursionError) as error:
                 raise CorruptModelError(f"the model's chat template {name!r} is broken: {error}") from error
 
@@ -120,9 +99,9 @@ class ChatTemplate:
         }
         told.setdefault("documents", None)
         try:
-            self._environment.allow(self._seconds)
+            self._sandbox.allow(self._seconds)
             return self._bounded(self._templates[name].generate(told))
-        except _FAULTS as error:
+        except FAULTS as error:
             reason = str(error)[:_MAX_REASON] or type(error).__name__
             raise _refused(f"the model's chat template cannot render these messages: {reason}") from error
 
@@ -184,99 +163,3 @@ def _with_text(message: Any, index: int) -> dict[str, Any]:
 
 def _refused(message: str) -> RequestError:
     return RequestError(message, param="messages", code="invalid_value")
-
-
-class _GenerationBlock(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks an answer for training; here it is only a scope."""
-
-    tags = {"generation"}  # noqa: RUF012 - declared by the base class
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with a clock, which a template looks at in each turn of a loop and at each call.
-
-    The clock is the thread's own: templates that are rendered side by side do not use up each other's time.
-    """
-
-    # A power or a repetition is one instruction, which no clock interrupts.
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._running = threading.local()
-
-    def allow(self, seconds: float) -> None:
-        """From now on, so much time for what this thread renders."""
-        self._running.seconds = seconds
-        self._running.due = time.thread_time() + seconds
-
-    @property
-    def tick(self) -> None:
-        """A look at the clock; a property, because that is the cheapest thing that compiled templates do."""
-        if time.thread_time() > self._running.due:
-            raise jinja2.TemplateError(f"it takes longer than {self._running.seconds:g} seconds")
-
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Jinja's own, while there is time: macros can call themselves without a loop."""
-        _ = self.tick
-        return super().call(context, obj, *args, **kwargs)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """``left * right`` and ``left ** right`` if the result has a reasonable size."""
-        match operator, left, right:
-            case "**", int(), int():
-                too_large = left.bit_length() * right > _MAX_BITS
-            case "*", int(), int():
-                too_large = left.bit_length() + right.bit_length() > _MAX_BITS
-            case "*", Sized(), int():
-                too_large = len(left) * right > _MAX_REPEATED
-            case "*", int(), Sized():
-                too_large = left * len(right) > _MAX_REPEATED
-            case _:
-                too_large = False
-        if too_large:
-            raise jinja2.TemplateError(f"the result of {operator} is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _with_ticks(environment: _Environment, text: str) -> nodes.Template:
-    """The template with a look at the clock in each loop's body."""
-    template = environment.parse(text)
-    for loop in template.find_all(nodes.For):
-        loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("tick"), lineno=loop.lineno))
-    return template
-
-
-def _environment(now: Callable[[], datetime]) -> _Environment:
-    """Jinja as Hugging Face's templates expect it: block trimming, loop controls, three helpers."""
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
-    )
-
-    def raise_exception(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(pattern: str) -> str:
-        return now().strftime(pattern)
-
-    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
-    environment.filters["tojson"] = _to_json
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON; jinja's own filter escapes HTML, which a prompt must not."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
