@@ -142,7 +142,7 @@ def main(
                 console.print(f"warning: {event}, {name}: {warning}", markup=False)
     if write:
         document = ROOT / "docs" / "benchmarks.md"
-        publish("compare-peers", {document: text})
+        publish("compare-peers", {document: text, ROOT / "README.md": text})
         results = ROOT / "bench" / "results" / "compare_peers.json"
         fields = {
             event: {name: one.fields() for name, one in each.items()} for event, each in reports.items()
