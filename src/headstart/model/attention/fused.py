@@ -29,7 +29,7 @@ _LONG = 100_000
 # Slots that need not be read again for which one merge more is worth it.
 _LEAST_SAVED = 128
 
-_TILE_ROWS = 32  # attention.c: rows (queries times heads of a KV head) that make a task
+_TILE_ROWS = 48  # attention.c: rows (queries times heads of a KV head) that make a task
 
 _SEGMENT = ("first_row", "num_rows", "first_block", "num_blocks", "num_keys", "causal", "part", "alone")
 

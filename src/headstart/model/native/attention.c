@@ -18,7 +18,7 @@
 #define HAVE_AMX 1
 #endif
 
-#define TILE_ROWS 32
+#define TILE_ROWS 48
 #define KEYS 64       // keys per pass
 #define MAX_DIM 256   // of a head; a multiple of 64
 #define GROUP 6       // rows of vectors in registers at once: 6 * 4 sums leave room for what they are made of
@@ -244,7 +244,9 @@ static void weigh(Tile *tile, int i, int start, int64_t dim, float scale) {
         s[j] = _mm512_mul_ps(_mm512_load_ps(&tile->scores[i][16 * j]), _mm512_set1_ps(scale));
         high = _mm512_mask_max_ps(high, (__mmask16)(mask >> (16 * j)), high, s[j]);
     }
-    float now = _mm512_reduce_max_ps(high);
+    // Rounded up to a whole power of two: then weights of any other highest score differ in their exponents
+    // alone, and it makes no difference to their rounding in which parts, and in how many, a context is read.
+    float now = ceilf(_mm512_reduce_max_ps(high));
     __m512 total = _mm512_setzero_ps();
     for (int j = 0; j < 4; j++) {
         __m512 w = exp2_(_mm512_sub_ps(s[j], _mm512_set1_ps(now)));

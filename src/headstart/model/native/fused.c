@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define THREADED_ROWS 32  // fewer rows take less time than waking a thread
+#define THREADED 16384  // fewer numbers take less time than waking a thread
 
 typedef uint16_t bf16;
 
@@ -43,7 +43,7 @@ static inline float exp_(float x) {
 
 // stream [rows, n] += delta, if there is one; out = stream / root mean square * weight
 void add_rms_norm(bf16 *stream, const bf16 *delta, const bf16 *weight, float eps, bf16 *out, int64_t rows, int64_t n) {
-#pragma omp parallel for if (rows >= THREADED_ROWS)
+#pragma omp parallel for if (rows * n >= THREADED)
     for (int64_t row = 0; row < rows; row++) {
         bf16 *x = stream + row * n, *y = out + row * n;
         float squares = 0.0f;
@@ -57,7 +57,7 @@ void add_rms_norm(bf16 *stream, const bf16 *delta, const bf16 *weight, float eps
 
 // out [rows, n] = silu(gate) * up, where gate_up [rows, 2 n] has them side by side
 void silu_and_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t n) {
-#pragma omp parallel for if (rows >= THREADED_ROWS)
+#pragma omp parallel for if (rows * n >= THREADED)
     for (int64_t row = 0; row < rows; row++) {
         const bf16 *gate = gate_up + row * 2 * n, *up = gate + n;
         for (int64_t i = 0; i < n; i++) {
@@ -81,7 +81,7 @@ void rotate_and_write(const bf16 *q, const bf16 *k, const bf16 *v, int64_t q_str
                       const float *cos, const float *sin, bf16 *q_out, bf16 *keys, bf16 *values, const int64_t *slots,
                       int64_t rows, int64_t heads, int64_t kv_heads, int64_t half) {
     int64_t dim = 2 * half;
-#pragma omp parallel for if (rows >= THREADED_ROWS)
+#pragma omp parallel for if (rows * heads * dim >= THREADED)
     for (int64_t row = 0; row < rows; row++) {
         const float *c = cos + row * half, *s = sin + row * half;
         for (int64_t head = 0; head < heads; head++)
