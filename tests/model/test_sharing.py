@@ -21,14 +21,17 @@ def spans(*tables: list[int], last_block: int = 1) -> list[SequenceSpan]:
 
 
 def readable(sharing: Sharing) -> tuple[list[tuple[list[int], list[int]]], dict[int, list[int]]]:
-    """Each run's rows and blocks, and each row's tail."""
+    """Each stretch's rows and blocks, and each row's tail."""
     rows = [sequence.query_start for sequence in sharing.sequences]
-    runs = sorted((sorted(rows[run.first : run.last]), run.block_ids.tolist()) for run in sharing.runs)
+    stretches = sorted(
+        (sorted(rows[stretch.first : stretch.last]), stretch.block_ids.tolist())
+        for stretch in sharing.stretches
+    )
     tails = {tail.query_start: tail.block_ids.tolist() for tail in sharing.tails}
-    return runs, tails
+    return stretches, tails
 
 
-def test_a_common_prefix_is_one_run() -> None:
+def test_a_common_prefix_is_contiguous() -> None:
     sharing = find_sharing(spans([7, 3, 5, 1], [7, 3, 5, 2], [7, 3, 5, 4]), BLOCK_SIZE, 1)
     assert readable(sharing) == ([([0, 1, 2], [7, 3, 5])], {0: [1], 1: [2], 2: [4]})
     assert sharing.depth == 1
@@ -41,20 +44,20 @@ def test_prefixes_within_prefixes() -> None:
         BLOCK_SIZE,
         least_saved=1,
     )
-    runs, tails = readable(sharing)
-    assert runs == [([0, 1], [3, 4]), ([0, 1, 2, 3], [2]), ([0, 1, 2, 3, 4], [1]), ([2, 3], [5])]
+    stretches, tails = readable(sharing)
+    assert stretches == [([0, 1], [3, 4]), ([0, 1, 2, 3], [2]), ([0, 1, 2, 3, 4], [1]), ([2, 3], [5])]
     assert tails == {0: [10], 1: [11], 2: [12], 3: [13], 4: [14]}
     assert [sequence.query_start for sequence in sharing.apart] == [5]
     assert sharing.depth == 3
 
 
-def test_a_run_that_saves_too_little_joins_the_next_one() -> None:
+def test_a_stretch_that_saves_too_little_joins_the_next_one() -> None:
     tables = [1, 2, 3, 4, 10], [1, 2, 3, 4, 11], [1, 12]
     assert readable(find_sharing(spans(*tables), BLOCK_SIZE, 9)) == (
         [([0, 1], [1, 2, 3, 4])],
         {0: [10], 1: [11]},
     )
-    assert find_sharing(spans(*tables), BLOCK_SIZE, 17).runs == ()
+    assert find_sharing(spans(*tables), BLOCK_SIZE, 17).stretches == ()
 
 
 def test_the_block_of_a_query_is_never_shared() -> None:
@@ -67,7 +70,7 @@ def test_the_block_of_a_query_is_never_shared() -> None:
 def test_nothing_to_share() -> None:
     for tables in ((), ([1, 2],), ([1, 2], [3, 2]), ([1], [1])):
         sharing = find_sharing(spans(*tables), BLOCK_SIZE, 1)
-        assert sharing.runs == sharing.sequences == sharing.tails == ()
+        assert sharing.stretches == sharing.sequences == sharing.tails == ()
         assert len(sharing.apart) == len(tables)
 
 
@@ -76,7 +79,7 @@ def test_nothing_to_share() -> None:
     st.integers(1, 40),
     st.randoms(use_true_random=False),
 )
-def test_runs_and_tails_make_up_each_table(
+def test_stretches_and_tails_make_up_each_table(
     tables: list[list[int]], least_saved: int, random: random.Random
 ) -> None:
     sequences = spans(*tables, last_block=random.randint(1, BLOCK_SIZE))
@@ -84,14 +87,15 @@ def test_runs_and_tails_make_up_each_table(
     everyone = [sequence.query_start for sequence in (*sharing.sequences, *sharing.apart)]
     assert sorted(everyone) == list(range(len(tables)))
     for place, (sequence, tail) in enumerate(zip(sharing.sequences, sharing.tails, strict=True)):
-        runs = sorted(
-            (run for run in sharing.runs if run.first <= place < run.last), key=lambda run: run.depth
+        stretches = sorted(
+            (stretch for stretch in sharing.stretches if stretch.first <= place < stretch.last),
+            key=lambda stretch: stretch.depth,
         )
-        assert [run.depth for run in runs] == list(range(len(runs)))
-        assert runs
-        blocks = [block for run in runs for block in run.block_ids.tolist()]
+        assert [stretch.depth for stretch in stretches] == list(range(len(stretches)))
+        assert stretches
+        blocks = [block for stretch in stretches for block in stretch.block_ids.tolist()]
         assert blocks + tail.block_ids.tolist() == tables[sequence.query_start]
         assert len(blocks) * BLOCK_SIZE + tail.context_length == sequence.context_length
         assert tail.context_length >= 1
-    for run in sharing.runs:
-        assert (run.last - run.first - 1) * len(run.block_ids) * BLOCK_SIZE >= least_saved
+    for stretch in sharing.stretches:
+        assert (stretch.last - stretch.first - 1) * len(stretch.block_ids) * BLOCK_SIZE >= least_saved

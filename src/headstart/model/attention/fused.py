@@ -1,7 +1,7 @@
 """Attention by our own kernel (native/attention.c): bfloat16, on CPUs with AVX512-BF16.
 
 The kernel takes *segments*: some queries, and keys that all of them see, or see causally.  A decoding
-sequence is one; so is a run of blocks that several share, with all their queries, and then the tail of
+sequence is one; so is a stretch of blocks that several share, with all their queries, and then the tail of
 each, and the parts of a row are merged.  Nothing is gathered: the kernel reads where the blocks are.
 Long chunks stay with torch, whose products of many rows use matrix instructions.
 """
@@ -68,9 +68,11 @@ class FusedAttention:
         table = _SegmentTable(self._num_heads // pool.keys.shape[3], pool.keys.shape[3])
         # Rows of several parts come first: `parts` and `sums` are theirs alone.
         table.rows += [sequence.query_start for sequence in sharing.sequences]
-        for run in sharing.runs:
-            keys = len(run.block_ids) * pool.block_size
-            table.add(run.first, run.last - run.first, run.block_ids, keys, part=run.depth)
+        for stretch in sharing.stretches:
+            keys = len(stretch.block_ids) * pool.block_size
+            table.add(
+                stretch.first, stretch.last - stretch.first, stretch.block_ids, keys, part=stretch.depth
+            )
         for place, tail in enumerate(sharing.tails):
             table.add(place, 1, tail.block_ids, tail.context_length, part=sharing.depth)
         for sequence in (*short, *sharing.apart):

@@ -11,7 +11,7 @@ from headstart.model.kv_pool import KVPool
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRun:
+class BlockStretch:
     """``num_blocks`` blocks from ``first_slot`` on, or those of ``block_ids`` (on the pool's device)."""
 
     first_slot: int
@@ -19,13 +19,13 @@ class BlockRun:
     block_ids: Tensor | None
 
     @classmethod
-    def of(cls, block_ids: Tensor, pool: KVPool) -> BlockRun:
+    def of(cls, block_ids: Tensor, pool: KVPool) -> BlockStretch:
         """The blocks ``block_ids`` [n] (on the host, n ≥ 1), in this order."""
-        one_run = bool((block_ids.diff() == 1).all())
+        contiguous = bool((block_ids.diff() == 1).all())
         return cls(
             first_slot=int(block_ids[0]) * pool.block_size,
             num_blocks=len(block_ids),
-            block_ids=None if one_run else block_ids.to(pool.keys.device),
+            block_ids=None if contiguous else block_ids.to(pool.keys.device),
         )
 
     @property
@@ -41,11 +41,11 @@ class KVReader:
     pool: KVPool
     scratch: tuple[Tensor, Tensor]
 
-    def read(self, layer: int, run: BlockRun) -> tuple[Tensor, Tensor]:
-        """K and V [slots, num_kv_heads, head_dim] of the run, to be used before the next read."""
-        if run.block_ids is not None:
-            return self.gather(layer, run.block_ids)
-        slots = slice(run.first_slot, run.first_slot + run.num_blocks * self.pool.block_size)
+    def read(self, layer: int, stretch: BlockStretch) -> tuple[Tensor, Tensor]:
+        """K and V [slots, num_kv_heads, head_dim] of the stretch, to be used before the next read."""
+        if stretch.block_ids is not None:
+            return self.gather(layer, stretch.block_ids)
+        slots = slice(stretch.first_slot, stretch.first_slot + stretch.num_blocks * self.pool.block_size)
         keys, values = self.pool.slots(layer)
         return keys[slots], values[slots]
 

@@ -16,7 +16,7 @@ from headstart.model.attention.work import Chunk, Group, Shared, Work, causal_ma
 from headstart.model.batch import ForwardBatch
 from headstart.model.kv_pool import KVPool
 
-# Sharing a run takes some calls more; below so many slots that need not be read again they are not worth it.
+# Sharing takes some calls more; below so many slots that need not be read again they are not worth it.
 _LEAST_SAVED = 1024
 
 
@@ -34,7 +34,7 @@ class SdpaAttention:
         mask = causal_mask(chunks, pool)
         work: list[Work] = [Chunk.of(sequence, pool, mask) for sequence in chunks]
         sharing = find_sharing(decoding, pool.block_size, self._least_saved)
-        if sharing.runs:
+        if sharing.stretches:
             work.append(Shared.of(sharing, pool))
         for places in like_lengths(sharing.apart):
             group = [sharing.apart[place] for place in places]

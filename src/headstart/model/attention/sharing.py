@@ -1,7 +1,7 @@
 """Which decoding sequences have blocks in common, so that these can be read once for all of them.
 
 Block tables form a tree: sequences share a system prompt, some of those a document behind it, and so on.
-A *run* is an edge of that tree with several sequences below it; what is left of each sequence is its *tail*.
+A *stretch* is an edge of that tree with several sequences below it; what is left of a sequence is its *tail*.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from headstart.model.batch import SequenceSpan
 
 
 @dataclass(frozen=True, slots=True)
-class SharedRun:
-    """``block_ids`` that sequences ``first … last - 1`` see whole, behind ``depth`` other runs."""
+class SharedStretch:
+    """``block_ids`` that sequences ``first … last - 1`` see whole, behind ``depth`` other stretches."""
 
     first: int
     last: int
@@ -29,29 +29,29 @@ class SharedRun:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """``runs`` of ``sequences``, each of which is in one at least, and side by side with its like.
+    """``stretches`` of ``sequences``, each of which is in one at least, and side by side with its like.
 
-    ``tails[i]`` is what is left of ``sequences[i]`` behind its runs: at least its query's own slot.  Those
-    ``apart`` are in no run.
+    ``tails[i]`` is what is left of ``sequences[i]`` behind its stretches: at least its query's own slot.
+    Those ``apart`` are in no stretch.
     """
 
-    runs: tuple[SharedRun, ...]
+    stretches: tuple[SharedStretch, ...]
     sequences: tuple[SequenceSpan, ...]
     tails: tuple[SequenceSpan, ...]
     apart: tuple[SequenceSpan, ...]
 
     @property
     def depth(self) -> int:
-        """The most runs that a sequence is in."""
-        return 1 + max((run.depth for run in self.runs), default=-1)
+        """The most stretches that a sequence is in."""
+        return 1 + max((stretch.depth for stretch in self.stretches), default=-1)
 
 
 def find_sharing(sequences: Sequence[SequenceSpan], block_size: int, least_saved: int) -> Sharing:
-    """The runs among ``sequences`` (one query each) that save reading ``least_saved`` slots or more."""
+    """The stretches among ``sequences`` (one query each) that save reading ``least_saved`` slots or more."""
     # Bytes of big-endian ids: in their order, sequences with a common beginning are neighbours.
     ordered = sorted(sequences, key=lambda s: s.block_ids.numpy().astype(">i8").tobytes())
     alike = [_common_blocks(a, b, block_size) for a, b in itertools.pairwise(ordered)]
-    runs: list[SharedRun] = []
+    stretches: list[SharedStretch] = []
     starts = [0] * len(ordered)  # the first block of each tail
     depths = [0] * len(ordered)
     # Sequences first … last - 1 and the block up to which they are known to be alike.
@@ -60,7 +60,7 @@ def find_sharing(sequences: Sequence[SequenceSpan], block_size: int, least_saved
         first, last = open_groups.pop()
         start, end = starts[first], min(alike[first : last - 1])
         if (last - first - 1) * (end - start) * block_size >= least_saved:
-            runs.append(SharedRun(first, last, depths[first], ordered[first].block_ids[start:end]))
+            stretches.append(SharedStretch(first, last, depths[first], ordered[first].block_ids[start:end]))
             starts[first:last] = [end] * (last - first)
             depths[first:last] = [depths[first] + 1] * (last - first)
         edges = [first, *(i + 1 for i in range(first, last - 1) if alike[i] == end), last]
@@ -68,7 +68,7 @@ def find_sharing(sequences: Sequence[SequenceSpan], block_size: int, least_saved
     shared = [i for i in range(len(ordered)) if depths[i]]
     place = {i: position for position, i in enumerate(shared)}
     return Sharing(
-        tuple(SharedRun(place[r.first], place[r.last - 1] + 1, r.depth, r.block_ids) for r in runs),
+        tuple(SharedStretch(place[r.first], place[r.last - 1] + 1, r.depth, r.block_ids) for r in stretches),
         tuple(ordered[i] for i in shared),
         tuple(_tail(ordered[i], starts[i], block_size) for i in shared),
         tuple(ordered[i] for i in range(len(ordered)) if not depths[i]),

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every reader of to
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from headstart.model.attention.reading import BlockRun, KVReader
+from headstart.model.attention.reading import BlockStretch, KVReader
 from headstart.model.attention.sharing import Sharing
 from headstart.model.attention.softmax import attend_and_sum
 from headstart.model.batch import SequenceSpan
@@ -60,13 +60,13 @@ class Chunk:
     """
 
     sequence: SequenceSpan
-    blocks: BlockRun
+    blocks: BlockStretch
     mask: Tensor
 
     @classmethod
     def of(cls, sequence: SequenceSpan, pool: KVPool, mask: Tensor) -> Chunk:
         """The work of ``sequence``; ``mask`` is `causal_mask` of all chunks of the step."""
-        return cls(sequence, BlockRun.of(_context_blocks(sequence, pool.block_size), pool), mask)
+        return cls(sequence, BlockStretch.of(_context_blocks(sequence, pool.block_size), pool), mask)
 
     @property
     def gathered_blocks(self) -> int:
@@ -159,25 +159,25 @@ class Group:
 class Shared:
     """Sequences with one query each that share beginnings.
 
-    ``rows`` [N] are their queries, those of a run side by side.  A row's context is in ``num_parts`` parts at
-    most: runs of depth d are part d, tails the last.
+    ``rows`` [N] are their queries, those of a stretch side by side.  A row's context is in ``num_parts``
+    parts at most: stretches of depth d are part d, tails the last.
     """
 
     rows: Tensor
     num_parts: int
-    runs: tuple[tuple[slice, int, BlockRun], ...]  # positions in ``rows``, part, blocks
+    stretches: tuple[tuple[slice, int, BlockStretch], ...]  # positions in ``rows``, part, blocks
     tails: tuple[Group, ...]
 
     @classmethod
     def of(cls, sharing: Sharing, pool: KVPool) -> Shared:
-        """The work of all sequences of ``sharing`` that are in a run."""
+        """The work of all sequences of ``sharing`` that are in a stretch."""
         rows = [sequence.query_start for sequence in sharing.sequences]
         return cls(
             rows=torch.tensor(rows, device=pool.keys.device),
             num_parts=sharing.depth + 1,
-            runs=tuple(
-                (slice(run.first, run.last), run.depth, BlockRun.of(run.block_ids, pool))
-                for run in sharing.runs
+            stretches=tuple(
+                (slice(stretch.first, stretch.last), stretch.depth, BlockStretch.of(stretch.block_ids, pool))
+                for stretch in sharing.stretches
             ),
             tails=tuple(
                 Group.of([sharing.tails[place] for place in places], places, pool)
@@ -189,7 +189,7 @@ class Shared:
     def gathered_blocks(self) -> int:
         """As `Work.gathered_blocks`."""
         return max(
-            *(blocks.gathered_blocks for _, _, blocks in self.runs),
+            *(blocks.gathered_blocks for _, _, blocks in self.stretches),
             *(tail.gathered_blocks for tail in self.tails),
         )
 
@@ -199,7 +199,7 @@ class Shared:
         # Each part's softmax and the log of its sum; what nobody fills weighs nothing.
         parts = q.new_zeros(self.num_parts, *q.shape)
         sums = torch.full(parts.shape[:-1], -torch.inf, device=q.device)
-        for places, part, blocks in self.runs:
+        for places, part, blocks in self.stretches:
             # [1, num_kv_heads, slots, head_dim]; as queries of a KV head, all heads of all rows that read it
             k, v = (tensor[None].transpose(1, 2) for tensor in kv.read(layer, blocks))
             queries = q[places].view(-1, k.shape[1], q.shape[1] // k.shape[1], q.shape[2]).transpose(0, 1)
