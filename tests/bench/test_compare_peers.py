@@ -19,9 +19,8 @@ def run(*options: str) -> Result:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / "bench").mkdir()
-    (tmp_path / "docs/benchmarks.md").write_text(
-        "before\n<!-- bench:compare-peers -->\n<!-- /bench -->\nafter\n"
-    )
+    for page in ("docs/benchmarks.md", "README.md"):
+        (tmp_path / page).write_text("before\n<!-- bench:compare-peers -->\n<!-- /bench -->\nafter\n")
     monkeypatch.setattr(compare_peers, "ROOT", tmp_path)
     return tmp_path
 

@@ -114,7 +114,8 @@ def test_odd_http_has_an_answer(tiny_server: Server, sent: bytes, status: int) -
     head, _, body = answer_to(tiny_server, sent).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d" % status)
     if status != 200 and body:
-        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        reply, _ = json.JSONDecoder().raw_decode(body.decode())  # what follows may have an answer of its own
+        assert set(reply["error"]) == {"message", "type", "param", "code"}
     assert tiny_server.http.get("/health").status_code == 200
 
 

@@ -170,7 +170,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(tiny_llama_dir: Path) -> 
             warm = [await crowd(64) for _ in range(2)]
             before, tasks = alive(*OF_A_REQUEST), asyncio.all_tasks()
             later = [await crowd(64) for _ in range(2)]
-            assert alive(*OF_A_REQUEST) == before
+            assert alive(*OF_A_REQUEST) <= before  # fewer, if the last message happens to be gone by now
             assert asyncio.all_tasks() == tasks
             (resident, objects), (resident_later, objects_later) = (
                 [median(figures) for figures in zip(*crowds, strict=True)] for crowds in (warm, later)
