@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 )
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
+from tests.cache.follower import Follower
 
 Content = tuple[Namespace, tuple[int, ...]]
 GARBAGE = "never written"
@@ -61,10 +62,12 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(3, 14), block_size=st.integers(1, 4))
     def make(self, num_blocks: int, block_size: int) -> None:
         self.size = block_size
+        self.follower = Follower(block_size)
         self.manager = KVCacheManager(
             CacheConfig(
                 num_blocks=num_blocks, block_size=block_size, index=self.index, free_order=self.free_order
-            )
+            ),
+            listeners=[self.follower],
         )
         self.num_blocks = num_blocks
         self.slots: list[list[object]] = [[GARBAGE] * block_size for _ in range(num_blocks)]
@@ -416,6 +419,19 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.manager.usage == 0.0
         stats = self.manager.stats
         assert (stats.queries, stats.hits) == (self.queries, self.hits)
+
+    @invariant()
+    def listeners_know_what_is_findable(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        whole = {
+            block_id: (entry.namespace, entry.parent + entry.tokens)
+            for block_id, entry in self.cached.items()
+            if len(entry.tokens) == self.size
+        }
+        written = {content for block_id, content in whole.items() if block_id not in self.pending}
+        # A copy that is not written yet keeps a content announced whose first copy was evicted in this step.
+        assert written <= set(self.follower.contents.values()) <= set(whole.values())
 
     @invariant()
     def own_slots_hold_own_prefix(self) -> None:

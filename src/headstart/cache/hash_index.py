@@ -14,12 +14,14 @@ the content: the request's later blocks just entered, and must not outlive it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
 from headstart.cache.index import Lease, Mark, Match
 from headstart.cache.keys import CacheRequest
+from headstart.cache.listener import Announcer, Listener
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -27,7 +29,7 @@ from headstart.errors import CacheError
 class HashIndex:
     """Keeps the `PrefixIndex` protocol with one dictionary lookup per block."""
 
-    def __init__(self, config: CacheConfig, pool: BlockPool) -> None:
+    def __init__(self, config: CacheConfig, pool: BlockPool, listeners: Sequence[Listener] = ()) -> None:
         self._block_size = config.block_size
         self._enabled = config.enable_prefix_caching
         self._unhashed_first = config.free_order == "unhashed_first" or not self._enabled
@@ -35,7 +37,8 @@ class HashIndex:
         self._pool = pool
         self._first: dict[bytes, Block] = {}
         self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
-        self._pending: list[Block] = []
+        self._pending: list[tuple[CacheRequest, int, Block]] = []  # with its place in the request
+        self._announcer = Announcer(config.num_blocks, listeners)
         self._num_evicted_blocks = 0
 
     @property
@@ -99,7 +102,7 @@ class HashIndex:
             block.pending_for = lease.request.request_id
             if self._first.setdefault(block.digest, block) is not block:
                 self._copies.setdefault(block.digest, []).append(block)
-            self._pending.append(block)
+            self._pending.append((lease.request, index, block))
         lease.num_published = num_blocks
         return frozenset()
 
@@ -134,8 +137,10 @@ class HashIndex:
             copies.remove(block)
         elif copies:
             self._first[digest] = copies.pop(0)
+            self._announcer.moved(block.block_id, self._first[digest].block_id)
         else:
             del self._first[digest]
+            self._announcer.removed(block.block_id)
         if not copies:
             self._copies.pop(digest, None)
         block.digest = block.parent = block.pending_for = None
@@ -143,8 +148,21 @@ class HashIndex:
     # -- the step --------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        for block in self._pending:
+        for _, _, block in self._pending:
             block.pending_for = None
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell of the pending blocks that are the first with their content, run by run."""
+        new = [entry for entry in self._pending if self._is_news(entry[2])]
+        for _, run in groupby(enumerate(new), lambda entry: (id(entry[1][0]), entry[1][1] - entry[0])):
+            request, start, block = (entries := [entry for _, entry in run])[0]
+            after = None if block.parent is None else self._first[block.parent].block_id
+            self._announcer.stored(request, start, [block.block_id for _, _, block in entries], after)
+
+    def _is_news(self, block: Block) -> bool:
+        first = block.digest is not None and self._first[block.digest] is block
+        return first and not self._announcer.is_announced(block.block_id)
 
     def end_step(self) -> None:
         self._pending.clear()
@@ -154,6 +172,7 @@ class HashIndex:
 
     def undo(self, lease: Lease, mark: Mark) -> None:
         blocks = self._pool.blocks
+        self._pending = [entry for entry in self._pending if entry[0] is not lease.request]
         for index in range(mark.num_published, lease.num_published):
             self._forget(blocks[lease.block_ids[index]])
         lease.num_published = mark.num_published
@@ -191,6 +210,7 @@ class HashIndex:
             block.digest = block.parent = block.pending_for = None
         self._first.clear()
         self._copies.clear()
+        self._announcer.cleared()
 
     # -- the state and the laws ------------------------------------------------------------------
 

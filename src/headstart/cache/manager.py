@@ -7,12 +7,14 @@ the step as a transaction, and the statistics; an index (`hash` or `radix`) owns
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart.cache.blocks import BlockPool
 from headstart.cache.hash_index import HashIndex
 from headstart.cache.index import BlockCopy, Lease, Mark, Match, PartialBlock, PrefixIndex
 from headstart.cache.keys import CacheRequest
+from headstart.cache.listener import Listener
 from headstart.cache.radix_index import RadixIndex
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
@@ -126,15 +128,14 @@ class KVCacheManager:
     their K and V are written.  Other requests of the same step may share them; `rollback_step`, or
     freeing a request before its step committed, takes them back together with the grants that
     share them.  A lack of room is a value (None), never an exception, and changes nothing; misuse and
-    broken laws raise ``CacheError``.
+    broken laws raise ``CacheError``.  ``listeners`` are told of what becomes findable and what is evicted.
     """
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
         self.config = config
         self._pool = BlockPool(config.num_blocks)
-        self._index: PrefixIndex = (
-            HashIndex(config, self._pool) if config.index == "hash" else RadixIndex(config, self._pool)
-        )
+        make_index = HashIndex if config.index == "hash" else RadixIndex
+        self._index: PrefixIndex = make_index(config, self._pool, listeners)
         self._holdings: dict[str, _Holding] = {}
         self._step: dict[str, _Grant] = {}  # in the order of the step's first grants
         self._version = 0  # counts changes, so that an outdated hit is noticed

@@ -8,12 +8,13 @@ has stays private to its request, since a tree cannot hold a path twice, and is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.cache.blocks import BlockPool, law
 from headstart.cache.index import Lease, Mark, Match, PartialBlock
 from headstart.cache.keys import TOKEN_BYTES, CacheRequest
+from headstart.cache.listener import Announcer, Listener
 from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
 from headstart.config import CacheConfig
 
@@ -26,6 +27,16 @@ class _Place:
     inside: Node | None = None
     num_inside: int = 0
     source: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    """What a request added to the tree: its blocks from ``start`` on, behind block ``after``."""
+
+    request: CacheRequest
+    start: int
+    block_ids: tuple[int, ...]
+    after: int | None
 
 
 class RadixLease(Lease):
@@ -42,7 +53,7 @@ class RadixLease(Lease):
 class RadixIndex:
     """Keeps the `PrefixIndex` protocol over one `RadixTree`."""
 
-    def __init__(self, config: CacheConfig, pool: BlockPool) -> None:
+    def __init__(self, config: CacheConfig, pool: BlockPool, listeners: Sequence[Listener] = ()) -> None:
         self._enabled = config.enable_prefix_caching
         self._block_size = config.block_size
         self._block_bytes = config.block_size * TOKEN_BYTES
@@ -50,6 +61,8 @@ class RadixIndex:
         self._tree = RadixTree(config.block_size)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
+        self._announcer = Announcer(config.num_blocks, listeners)
+        self._unannounced: list[_Grown] = []  # this step's
         self._num_evicted_blocks = 0
 
     @property
@@ -147,16 +160,21 @@ class RadixIndex:
         free = self._pool.free
         self._num_evicted_blocks += max(0, count - len(free))
         for _ in range(count):
-            lease.block_ids.append(free.popleft().block_id if len(free) else self._tree.evict())
+            lease.block_ids.append(free.popleft().block_id if len(free) else self._evict())
+
+    def _evict(self) -> int:
+        block_id = self._tree.evict()
+        self._announcer.removed(block_id)
+        return block_id
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         assert isinstance(lease, RadixLease)
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
         request = lease.request
-        start, stop = lease.num_published * self._block_bytes, num_blocks * self._block_bytes
+        stop = num_blocks * self._block_bytes
         block_ids = lease.block_ids[lease.num_published : num_blocks]
-        walk = self._tree.walk(lease.node, request.tokens, start, stop)
+        walk = self._tree.walk(lease.node, request.tokens, lease.num_published * self._block_bytes, stop)
         known = walk.nodes
         if walk.inside is not None:
             known = [*known, self._tree.split(walk.inside, walk.num_inside)]
@@ -167,7 +185,10 @@ class RadixIndex:
             lease.node = node
         if repeated < len(block_ids):
             rest = request.run(walk.offset // TOKEN_BYTES, stop // TOKEN_BYTES)
-            lease.node = self._tree.grow(lease.node, rest, block_ids[repeated:], request.request_id)
+            new, after = block_ids[repeated:], lease.node.block_ids[-1:]
+            start = lease.num_published + repeated
+            self._unannounced.append(_Grown(request, start, tuple(new), after[0] if after else None))
+            lease.node = self._tree.grow(lease.node, rest, new, request.request_id)
         lease.num_published = num_blocks
         return frozenset(node.pending_for for node in known if node.pending_for is not None)
 
@@ -195,8 +216,11 @@ class RadixIndex:
 
     def commit(self) -> None:
         self._give_back(self._tree.commit())
+        for new in self._unannounced:
+            self._announcer.stored(new.request, new.start, new.block_ids, new.after)
 
     def end_step(self) -> None:
+        self._unannounced.clear()
         for source in self._kept:
             self._tree.unlock(source)
             self._give_back(self._tree.settle(source))
@@ -208,6 +232,7 @@ class RadixIndex:
 
     def undo(self, lease: Lease, mark: Mark) -> None:
         assert isinstance(lease, RadixLease)
+        self._unannounced = [new for new in self._unannounced if new.request is not lease.request]
         self._tree.unlock(lease.node, until=mark.place)  # pending nodes go; their blocks are private again
         lease.node = mark.place
         lease.repeats.difference_update(lease.block_ids[mark.num_published : lease.num_published])
@@ -234,6 +259,7 @@ class RadixIndex:
     def clear(self) -> None:
         for block_id in self._tree.clear():
             self._pool.free.append(self._pool.blocks[block_id])
+        self._announcer.cleared()
 
     # -- the state and the laws ------------------------------------------------------------------
 
