@@ -361,6 +361,26 @@ def test_each_choice_counts_where_requests_are_bounded(engine: Engine) -> None:
     engine.run(scenario)
 
 
+def test_whoever_is_let_in_counts_before_he_reads(engine: Engine) -> None:
+    async def scenario() -> None:
+        info = engine.client.info
+        engine.client.info = msgspec.structs.replace(info, max_num_seqs=1, max_queued_requests=1)
+        try:
+            first, second = engine.stream(PROMPT, greedy(2)), engine.stream(PROMPT, greedy(2))
+            with pytest.raises(RequestError, match=r"at most 2 requests at a time.*2 are there") as full:
+                engine.stream(PROMPT, greedy(2))
+            assert full.value.status == 429
+            del second  # who never reads gives the place back
+            third = engine.stream(PROMPT, greedy(2))
+            for stream in (first, third):
+                assert len(tokens_of([output async for output in stream])) == 2
+            await engine.ask(PROMPT, greedy(n=2))
+        finally:
+            engine.client.info = info
+
+    engine.run(scenario)
+
+
 def test_a_caller_of_reset_who_leaves_takes_nobody_along(engine: Engine) -> None:
     async def scenario() -> None:
         reset = asyncio.create_task(engine.client.reset_prefix_cache())

@@ -155,7 +155,7 @@ def test_a_stop_string_waits_for_min_tokens(llm: LLM, monkeypatch: pytest.Monkey
 
 def test_tokens_that_came_with_the_end_of_a_stop_string_are_cut(llm: LLM) -> None:
     ids = llm.tokenizer.encode("one two three four")
-    job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0))
+    job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0), [None])
     logprobs = tuple(TokenLogprob(-float(i)) for i in range(len(ids)))
     job.take(RequestOutput("a", tuple(ids), 0, logprobs=logprobs))  # a step may bring several tokens
     cut = job.result()
@@ -443,6 +443,19 @@ def test_the_best_of_all_choices_by_the_mean_logprob(llm: LLM) -> None:
     told = llm.generate([TEXT, TEXT], replace(SEEDED, n=3, best_of=8))
     assert [g.token_ids for g in told] == 2 * [g.token_ids for g in ranked[:3]]
     assert {g.logprobs for g in told} == {None}  # nobody asked for them
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+@pytest.mark.parametrize("choices", [{"n": 3}, {"n": 2, "best_of": 8}])
+def test_every_choice_is_told_what_the_model_thought_of_the_prompt(
+    llm: LLM, choices: dict[str, int], max_tokens: int
+) -> None:
+    params = replace(SEEDED, prompt_logprobs=2, max_tokens=max_tokens)
+    (alone,) = llm.generate(TEXT, params)
+    assert alone.prompt_logprobs is not None
+    assert len(alone.prompt_logprobs) == len(alone.prompt_token_ids)
+    told = llm.generate(TEXT, replace(params, **choices))
+    assert [generation.prompt_logprobs for generation in told] == [alone.prompt_logprobs] * choices["n"]
 
 
 def test_a_stop_string_ends_its_own_choice(llm: LLM) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headstart.model.attention import SdpaAttention
-from headstart.model.attention.work import Chunk
+from headstart.model.attention.work import Chunk, Group, Shared
 from headstart.model.batch import ForwardBatch, SequenceSpan
 from tests.tiny_llama import make_pool, tiny_spec
 
@@ -74,3 +74,10 @@ def test_the_mask_is_as_tall_as_a_tile_and_as_wide_as_the_longest_chunk() -> Non
         chunk = SdpaAttention().prepare(batch_of(*sequences), pool).work[0]
         assert isinstance(chunk, Chunk)
         assert chunk.mask.shape == shape
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Shared), (torch.bfloat16, Group)])
+def test_parts_are_merged_only_where_they_agree_with_a_whole(dtype: torch.dtype, kind: type) -> None:
+    pool = make_pool(tiny_spec(), 10, dtype=dtype)
+    step = SdpaAttention(least_saved=1).prepare(batch_of((14, 1, [1, 3, 5, 7]), (14, 1, [1, 3, 5, 8])), pool)
+    assert [type(work) for work in step.work] == [kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
@@ -341,3 +342,17 @@ def test_choices_of_all_prompts_together_are_bounded(client: TestClient, engine:
     assert error["param"] == "n"
     assert "103 prompts with 10 choices each are 1030 choices" in error["message"]
     assert not engine.submitted
+
+
+def test_more_choices_than_the_engine_ever_takes_on_are_no_matter_of_later(
+    client: TestClient, engine: Any
+) -> None:
+    engine.info = msgspec.structs.replace(engine.info, max_queued_requests=2)  # and 8 run
+    response = client.post(URL, json={"prompt": ["hi"] * 6, "n": 2})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "invalid_value")
+    assert "12 choices of all prompts together" in error["message"]
+    assert "at most 10 at a time" in error["message"]
+    assert not engine.submitted
+    assert client.post(URL, json={"prompt": ["hi"] * 5, "n": 2}).status_code == 200

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 import msgspec
 import zmq
@@ -77,6 +78,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._queues: dict[str, asyncio.Queue[RequestOutput | None]] = {}  # None: the engine is gone
+        self._promised: WeakValueDictionary[str, Submit] = WeakValueDictionary()  # not read from yet
         self._resets: dict[int, asyncio.Future[bool]] = {}
         self._calls = itertools.count()
         self._limits: Limits | None = None
@@ -170,9 +172,12 @@ class EngineClient:
             msgspec.convert(msgspec.to_builtins(params), SamplingParams)
         except msgspec.ValidationError as error:
             raise RequestError(f"sampling parameters: {error}", code="invalid_value") from error
-        return self._stream(Submit(request_id, _wire_tokens(prompt_token_ids), params, cache_salt, priority))
+        submit = Submit(request_id, _wire_tokens(prompt_token_ids), params, cache_salt, priority)
+        self._promised[request_id] = submit  # until its stream begins, or is dropped
+        return self._stream(submit)
 
     async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:
+        self._promised.pop(submit.request_id, None)
         self._check_alive()  # again: this runs when the first output is asked for
         running = set(choice_ids(submit.request_id, submit.params.num_choices))
         if not running.isdisjoint(self._queues):
@@ -245,10 +250,10 @@ class EngineClient:
         self._directory.cleanup()
 
     def _check_queue(self, params: SamplingParams) -> None:
-        bound = self.info.max_queued_requests
-        if bound is None:
+        most = self.info.most_requests
+        if most is None:
             return
-        choices, most = params.num_choices, self.info.max_num_seqs + bound
+        choices = params.num_choices
         if choices > most:
             raise RequestError(
                 f"{choices} choices of a prompt count as {choices} requests, but this server takes on "
@@ -256,10 +261,12 @@ class EngineClient:
                 param="n" if params.best_of is None else "best_of",
                 code="invalid_value",
             )
-        if len(self._queues) + choices > most:
+        promised = sum(submit.params.num_choices for submit in self._promised.values())
+        in_flight = len(self._queues) + promised
+        if in_flight + choices > most:
             raise RequestError(
-                f"{self.info.max_num_seqs} requests are running and {bound} are waiting, which is all that "
-                "this server takes on; please try again later",
+                f"this server takes on at most {most} requests at a time, running and waiting ones, and "
+                f"{in_flight} are there already; please try again later",
                 code="queue_full",
                 status=429,
             )

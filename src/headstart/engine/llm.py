@@ -87,8 +87,9 @@ class LLM:
                 request_id = f"llm-{next(self._ids)}"
                 with _about_prompt(index), _undisturbed():
                     self._core.add_request(request_id, token_ids, as_ranked(in_engine), cache_salt=cache_salt)
+                    scores: list[PromptLogprob | None] = [None]  # come with the first choice, and are of all
                     for name in choice_ids(request_id, params.num_choices):
-                        jobs[name] = _Job(token_ids, self.tokenizer, params)
+                        jobs[name] = _Job(token_ids, self.tokenizer, params, scores)
             self._run(jobs, progress=progress)
         finally:
             with _undisturbed():
@@ -165,15 +166,23 @@ def _told(jobs: Sequence[_Job], params: SamplingParams) -> list[_Job]:
 
 
 class _Job:
-    """One choice of one prompt on its way through `LLM.generate`."""
+    """One choice of one prompt on its way through `LLM.generate`.
 
-    def __init__(self, prompt_token_ids: list[int], tokenizer: Tokenizer, params: SamplingParams) -> None:
+    ``prompt_logprobs`` is one list for all choices, to which the job adds what comes with its own outputs.
+    """
+
+    def __init__(
+        self,
+        prompt_token_ids: list[int],
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_logprobs: list[PromptLogprob | None],
+    ) -> None:
         self.text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
         self._tells_logprobs = params.logprobs is not None
         self._logprobs: list[TokenLogprob] = []
-        self._prompt_logprobs: list[PromptLogprob | None] | None = None
-        if params.prompt_logprobs is not None:
-            self._prompt_logprobs = [None]
+        self._tells_prompt_logprobs = params.prompt_logprobs is not None
+        self._prompt_logprobs = prompt_logprobs
         self.finish_reason: FinishReason | None = None
         self._prompt_token_ids = prompt_token_ids
         self._pieces: list[str] = []
@@ -186,8 +195,7 @@ class _Job:
         self._token_ids.extend(token_ids)
         self._num_cached_tokens = output.num_cached_tokens
         self._logprobs.extend(output.logprobs)
-        if self._prompt_logprobs is not None:
-            self._prompt_logprobs.extend(output.prompt_logprobs)
+        self._prompt_logprobs.extend(output.prompt_logprobs)
         self._pieces.append(self.text.push(token_ids[:-1] if reason == "stop" else token_ids))
         if reason is not None:
             self._pieces.append(self.text.finish())
@@ -199,8 +207,8 @@ class _Job:
 
     @property
     def mean_logprob(self) -> float:
-        """Of the tokens so far, which the engine must have been asked for."""
-        return fmean(token.logprob for token in self._logprobs)
+        """Of the tokens so far, which the engine must have been asked for; 0 where none was wanted."""
+        return fmean(token.logprob for token in self._logprobs) if self._logprobs else 0.0
 
     def result(self) -> Generation:
         """The whole generation; its reason is known once the engine has no work left."""
@@ -212,7 +220,7 @@ class _Job:
             self._num_cached_tokens,
             self.finish_reason,
             self._logprobs if self._tells_logprobs else None,
-            self._prompt_logprobs,
+            list(self._prompt_logprobs) if self._tells_prompt_logprobs else None,
         )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from headstart.engine.request import RequestOutput, SamplingParams
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Submit(msgspec.Struct, frozen=True, tag=True, weakref=True):
     """A new request, all its choices (`choice_ids`) at once.
 
     Its stop strings are the front's affair: the engine has no text.
@@ -69,6 +69,13 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     def kv_capacity_tokens(self) -> int:
         """Token slots in the pool."""
         return self.num_blocks * self.block_size
+
+    @property
+    def most_requests(self) -> int | None:
+        """How many it takes on at a time, running and waiting ones; None: no bound."""
+        if self.max_queued_requests is None:
+            return None
+        return self.max_num_seqs + self.max_queued_requests
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ def router(front: Front) -> APIRouter:
             prompt if isinstance(prompt, list) else await front.encode(prompt, add_special_tokens=True)
             for prompt in body.prompts
         ]
+        front.check_number(len(prompts) * params.num_choices)
         echoes = [_echo(front, body, prompt) for prompt in body.prompts]
         generations = [
             front.generate(prompt, _fitting(front, body, params, prompt), ticket, number=number, echo=echo)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headstart.model.attention.reading import KVReader
 from headstart.model.attention.sharing import find_sharing
 from headstart.model.attention.work import Chunk, Group, Shared, Work, causal_mask, like_lengths
-from headstart.model.batch import ForwardBatch
+from headstart.model.batch import ForwardBatch, SequenceSpan
 from headstart.model.kv_pool import KVPool
 
 # Sharing takes some calls more; below so many slots that need not be read again they are not worth it.
@@ -33,11 +34,14 @@ class SdpaAttention:
         decoding = [s for s in batch.sequences if s.query_length == 1]
         mask = causal_mask(chunks, pool)
         work: list[Work] = [Chunk.of(sequence, pool, mask) for sequence in chunks]
-        sharing = find_sharing(decoding, pool.block_size, self._least_saved)
-        if sharing.stretches:
-            work.append(Shared.of(sharing, pool))
-        for places in like_lengths(sharing.apart):
-            group = [sharing.apart[place] for place in places]
+        apart: Sequence[SequenceSpan] = decoding
+        if _merges_like_a_whole(pool):
+            sharing = find_sharing(decoding, pool.block_size, self._least_saved)
+            apart = sharing.apart
+            if sharing.stretches:
+                work.append(Shared.of(sharing, pool))
+        for places in like_lengths(apart):
+            group = [apart[place] for place in places]
             if len(group) == 1:
                 work.append(Chunk.of(group[0], pool, mask))  # can be read in place
             else:
@@ -57,6 +61,16 @@ class SdpaAttention:
             shape = (blocks, *like.shape[2:])
             self._scratch = like.new_empty(shape), like.new_empty(shape)
         return self._scratch
+
+
+def _merges_like_a_whole(pool: KVPool) -> bool:
+    """Whether parts put together agree with attention over the whole as well as two cold runs agree.
+
+    On CPUs below float32 they do not: torch rounds the exponentials of a chunk and of a lone row alike, both
+    less the same maximum, and those of a part less another one.  Parts in float32 do not help: they lack what
+    both others have in common.
+    """
+    return pool.keys.device.type != "cpu" or pool.keys.dtype == torch.float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class Shared:
         """As `Work.attend`."""
         q = q[self.rows]
         # Each part's softmax and the log of its sum; what nobody fills weighs nothing.
-        parts = q.new_zeros(self.num_parts, *q.shape)
+        parts = torch.zeros(self.num_parts, *q.shape, device=q.device)
         sums = torch.full(parts.shape[:-1], -torch.inf, device=q.device)
         for places, part, blocks in self.stretches:
             # [1, num_kv_heads, slots, head_dim]; as queries of a KV head, all heads of all rows that read it
