@@ -17,7 +17,6 @@ from headstart.cache.index import Lease, Mark, Match, PartialBlock
 from headstart.cache.keys import TOKEN_BYTES, CacheRequest
 from headstart.cache.listener import Announcer, Listener
 from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
-from headstart.cache.victims import Pins
 from headstart.config import CacheConfig
 
 
@@ -62,7 +61,6 @@ class RadixIndex:
         self._block_bytes = config.block_size * TOKEN_BYTES
         self._pool = pool
         self._tree = RadixTree(config)
-        self._pins: Pins[Node, Node] = Pins(self._tree.idle, Node.path)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
         self._announcer = Announcer(config.num_blocks, listeners)
@@ -189,7 +187,7 @@ class RadixIndex:
             lease.block_ids.append(free.popleft().block_id if len(free) else self._evict())
 
     def _evict(self) -> int:
-        block_id = self._tree.evict(self._pins.moved)
+        block_id = self._tree.evict()
         self._announcer.removed(block_id)
         return block_id
 
@@ -300,7 +298,6 @@ class RadixIndex:
     def clear(self) -> None:
         for block_id in self._tree.clear():
             self._pool.free.append(self._pool.blocks[block_id])
-        self._pins = Pins(self._tree.idle, Node.path)
         self._announcer.cleared()
 
     # -- pins ------------------------------------------------------------------------------------
@@ -320,14 +317,14 @@ class RadixIndex:
             place = nodes[-1] if nodes else None
             if inside is not None:
                 place = self._tree.split(inside, walk.num_inside)
-        self._pins.pin(name, place)
+        self._tree.pins.pin(name, place)
         return True
 
     def unpin(self, name: str) -> None:
-        self._pins.unpin(name)
+        self._tree.pins.unpin(name)
 
     def num_pinned_blocks(self, name: str) -> int:
-        return self._pins.num_blocks(name)
+        return self._tree.pins.num_blocks(name)
 
     # -- the state and the laws ------------------------------------------------------------------
 
@@ -335,7 +332,7 @@ class RadixIndex:
         yield from self._tree.state()
         yield [node.block_ids for node in self._kept]
         yield sorted(self._more_holders.items())
-        if pins := self._pins.state(lambda node: node.block_ids[-1]):
+        if pins := self._tree.pins.state(lambda node: node.block_ids[-1]):
             yield pins
         for lease in leases:
             assert isinstance(lease, RadixLease)

@@ -16,7 +16,7 @@ block, so there are never more nodes than blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
@@ -24,7 +24,7 @@ from sortedcontainers import SortedDict
 from headstart.cache.blocks import Evictable, LinkedQueue, law
 from headstart.cache.eviction import Claim
 from headstart.cache.keys import TOKEN_BYTES, Namespace
-from headstart.cache.victims import VictimOrder, make_order
+from headstart.cache.victims import Pins, VictimOrder, make_order
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -121,6 +121,7 @@ class RadixTree:
         self._block_bytes = config.block_size * TOKEN_BYTES
         self._roots: dict[Namespace, Root] = {}
         self.idle: VictimOrder[Node] = make_order(config, LinkedQueue(), NodeShape())
+        self.pins: Pins[Node, Node] = Pins(self.idle, Node.path)
         self._pending: list[Node] = []
 
     def find_root(self, namespace: Namespace) -> Root | None:
@@ -228,11 +229,8 @@ class RadixTree:
                     self._make_idle(step)
             step = above
 
-    def evict(self, gone: Callable[[Node, Node | None], None]) -> int:
-        """Give up the last block of the leaf that is the next victim.
-
-        ``gone`` is told of a pinned node that this ends, and of the node above it, if any.
-        """
+    def evict(self) -> int:
+        """Give up the last block of the leaf that is the next victim."""
         node = self.idle.first()
         if node is None or node.children:
             raise CacheError(f"no block can be evicted: the first idle node is {node!r}")
@@ -242,7 +240,7 @@ class RadixTree:
         if not node.block_ids:
             if node.use is not None and node.use.pins:
                 above = node.parent
-                gone(node, above if above is not None and above.parent is not None else None)
+                self.pins.moved(node, above if above is not None and above.parent is not None else None)
             self.idle.remove(node)
             self._detach(node)
         return block_id
@@ -251,6 +249,7 @@ class RadixTree:
         """Drop everything; nothing may be locked."""
         dropped = self.idle_block_ids()
         self.idle = make_order(self._config, LinkedQueue(), NodeShape())
+        self.pins = Pins(self.idle, Node.path)
         self._roots = {}
         self.num_idle_blocks = 0
         return dropped
