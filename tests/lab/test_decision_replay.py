@@ -87,7 +87,18 @@ def test_the_lives_have_everything_in_them() -> None:
         live_in_an_engine(manager, random.Random(seed), 100)
         live_at_the_door(RecordingManager(CacheConfig(10, 3), tape), random.Random(seed), 200)
     kinds = {type(record).__name__ for record in tape.records}
-    calls = {"Allocate", "BeginStep", "Commit", "Fork", "Free", "Lookup", "PinCall", "Reset", "Rollback", "Unpin"}
+    calls = {
+        "Allocate",
+        "BeginStep",
+        "Commit",
+        "Fork",
+        "Free",
+        "Lookup",
+        "PinCall",
+        "Reset",
+        "Rollback",
+        "Unpin",
+    }
     assert kinds == calls | {"Gone", "Seen", "Tokens"}
     assert any(isinstance(record, Rollback) and record.result for record in tape.records)
     lines = [msgspec.json.encode(record) for record in tape.records]

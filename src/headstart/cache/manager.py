@@ -165,6 +165,7 @@ class KVCacheManager:
         if now >= self._first_pin_ends:
             for request_id in [r for r, until in self._pins.items() if until <= now]:
                 self._unpin(request_id)
+            self._first_pin_ends = min(self._pins.values(), default=inf)
 
     def get_computed_blocks(self, request: CacheRequest) -> PrefixHit:
         """The longest cached prefix, at most ``request.num_readable`` tokens.
@@ -386,6 +387,7 @@ class KVCacheManager:
         if not self._index.pin(request.request_id, request, most):
             return None
         until = self._now + seconds
+        self._pins.pop(request.request_id, None)
         self._pins[request.request_id] = until
         self._first_pin_ends = min(self._first_pin_ends, until)
         self._version += 1
@@ -401,7 +403,6 @@ class KVCacheManager:
     def _unpin(self, request_id: str) -> None:
         del self._pins[request_id]
         self._index.unpin(request_id)
-        self._first_pin_ends = min(self._pins.values(), default=inf)
         self._version += 1
 
     @property
