@@ -563,9 +563,8 @@ class CacheMachine(RuleBasedStateMachine):
                 assert held == self.content(live.request, position)
 
 
-FLAVOURS = [
-    (index, policy, "reverse") for index in get_args(PrefixIndexName) for policy in get_args(PolicyName)
-]
+INDEXES, POLICIES = get_args(PrefixIndexName), get_args(PolicyName)
+FLAVOURS = [(index, policy, "reverse") for index in INDEXES for policy in POLICIES]
 FLAVOURS += [("hash", "lru", "unhashed_first")]  # the other policies have no choice
 
 

@@ -208,7 +208,7 @@ class RadixIndex:
         for node in known:
             self._tree.lock_one(node)
             place += len(node.block_ids)
-            self._claim(request, node, place)
+            self._claim(request, node, place, is_use=False)  # it was not found, or its copy counts
             lease.node = node
         if repeated < len(block_ids):
             new, after = block_ids[repeated:], lease.node.block_ids[-1:]
