@@ -52,6 +52,8 @@ class _Door:
             tokens,
             namespace=Namespace(salt=rng.choice([None, None, "a", "b"])),
             skip_reading=rng.random() < 0.2,
+            num_prompt_tokens=rng.choice([None, rng.randint(0, len(tokens))]),
+            retention_priority=rng.choice([0, 0, 0, 1, 7]),
         )
         hit = self.manager.get_computed_blocks(request)
         hit = rng.choice([hit, hit.without_copy()])
@@ -73,6 +75,12 @@ class _Door:
         child.append(self.rng.randrange(2))
         self.manager.fork(request, child)
         self.live[name] = child
+
+    def pin(self, request: CacheRequest) -> None:
+        if self.rng.random() < 0.3:
+            self.manager.unpin(request.request_id)
+        else:
+            self.manager.pin(request, self.rng.choice([0.1, 0.5, 100.0]))
 
     def free(self, request: CacheRequest) -> None:
         for gone in (request.request_id, *self.manager.free(request)):
@@ -100,7 +108,7 @@ def live_at_the_door(manager: KVCacheManager, rng: random.Random, count: int) ->
     """``count`` random calls of every kind; returns the requests that hold blocks at last."""
     door = _Door(manager, rng)
     manager.begin_step(0.5)
-    kinds = ["admit"] * 2 + ["grow"] * 3 + ["fork"] + ["commit"] * 2 + ["rollback", "free"]
+    kinds = ["admit"] * 2 + ["grow"] * 3 + ["fork"] + ["commit"] * 2 + ["rollback", "free", "pin"]
     for number in range(count):
         kind = rng.choice(kinds)
         if kind in ("commit", "rollback"):
@@ -114,6 +122,8 @@ def live_at_the_door(manager: KVCacheManager, rng: random.Random, count: int) ->
             door.grow(request)
         elif kind == "fork":
             door.fork(request, f"r{number}")
+        elif kind == "pin":
+            door.pin(request)
         else:
             door.free(request)
     door.end_step(written=True)
@@ -134,9 +144,17 @@ def live_in_an_engine(manager: KVCacheManager, rng: random.Random, steps: int) -
             prompt = [rng.randrange(3) for _ in range(rng.randint(1, capacity // 2))]
             name, most = f"r{step}", rng.randint(1, capacity // 2)
             namespace = Namespace(salt=rng.choice([None, None, "a"]))
-            cache = CacheRequest(name, prompt, namespace=namespace, skip_reading=rng.random() < 0.2)
+            cache = CacheRequest(
+                name,
+                prompt,
+                namespace=namespace,
+                skip_reading=rng.random() < 0.2,
+                retention_priority=rng.choice([0, 0, 3]),
+            )
             params = SamplingParams(max_tokens=most)
             scheduler.add(Request(name, cache, params, len(prompt), most, 0.0))
+            if rng.random() < 0.2:
+                manager.pin(cache, rng.choice([0.05, 0.5, 50.0]))
         if rng.random() < 0.1:
             scheduler.abort(f"r{rng.randrange(step + 1)}")
         if rng.random() < 0.1:

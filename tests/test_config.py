@@ -12,6 +12,7 @@ from headstart.errors import ConfigError
 POSITIVE = [
     (CacheConfig, "num_blocks"),
     (CacheConfig, "block_size"),
+    (CacheConfig, "cost_depth_tokens"),
     (KVConfig, "kv_cache_memory_bytes"),
     (KVConfig, "num_blocks"),
     (KVConfig, "block_size"),
@@ -22,11 +23,11 @@ POSITIVE = [
 ]
 CHOICES = [
     (CacheConfig, "index", "radix, hash"),
-    (CacheConfig, "policy", "lru"),
+    (CacheConfig, "policy", "lru, fifo, lfu, lrfu, slru, ttl, cost"),
     (CacheConfig, "free_order", "reverse, unhashed_first"),
     (CacheConfig, "hash_algorithm", "sha256_cbor"),
     (KVConfig, "prefix_index", "radix, hash"),
-    (KVConfig, "eviction_policy", "lru"),
+    (KVConfig, "eviction_policy", "lru, fifo, lfu, lrfu, slru, ttl, cost"),
     (SchedulerConfig, "scheduling_policy", "fcfs, priority"),
     (ModelConfig, "dtype", "auto, bfloat16, float16, float32"),
 ]
@@ -129,6 +130,47 @@ def test_the_defaults_of_the_design() -> None:
 def test_the_core_gets_what_the_engine_was_told() -> None:
     told = KVConfig(block_size=4, prefix_index="hash", eviction_policy="lru", enable_prefix_caching=False)
     assert told.cache(num_blocks=7) == CacheConfig(7, 4, "hash", "lru", enable_prefix_caching=False)
+    told = KVConfig(
+        eviction_policy="ttl",
+        eviction_ttl_seconds=1.0,
+        eviction_half_life_seconds=2.0,
+        eviction_protected_share=0.3,
+        evict_generated_first=True,
+        max_pinned_share=0.4,
+    )
+    assert told.cache(num_blocks=7) == CacheConfig(
+        7,
+        policy="ttl",
+        ttl_seconds=1.0,
+        half_life_seconds=2.0,
+        protected_share=0.3,
+        evict_generated_first=True,
+        max_pinned_share=0.4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "least", "most"),
+    [
+        (CacheConfig, "ttl_seconds", "a number above 0", "1e+09"),
+        (CacheConfig, "half_life_seconds", "a number above 0", "1e+09"),
+        (CacheConfig, "protected_share", "a number from 0", "1"),
+        (CacheConfig, "max_pinned_share", "a number from 0", "1"),
+        (KVConfig, "eviction_ttl_seconds", "a number above 0", "1e+09"),
+        (KVConfig, "eviction_half_life_seconds", "a number above 0", "1e+09"),
+        (KVConfig, "eviction_protected_share", "a number from 0", "1"),
+        (KVConfig, "max_pinned_share", "a number from 0", "1"),
+    ],
+)
+def test_a_time_or_share_is_a_number_in_its_range(part: type[Any], name: str, least: str, most: str) -> None:
+    assert getattr(make(part, **{name: 1}), name) == 1
+    if "from" in least:
+        assert getattr(make(part, **{name: 0}), name) == 0
+    wrong = [-1, 1e10, float("nan"), float("inf"), "1", None, True, *([0] if "above" in least else [])]
+    for value in wrong:
+        with pytest.raises(ConfigError) as caught:
+            make(part, **{name: value})
+        assert str(caught.value) == f"{name} must be {least} and up to {most}, not {value!r}"
 
 
 # Flat options

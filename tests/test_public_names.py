@@ -30,6 +30,7 @@ CACHE = {
     "KVCacheManager": "headstart.cache.manager",
     "Namespace": "headstart.cache.keys",
     "PartialBlock": "headstart.cache.index",
+    "Pin": "headstart.cache.manager",
     "PrefixHit": "headstart.cache.manager",
 }
 

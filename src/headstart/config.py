@@ -7,13 +7,14 @@ is only known later (the number of blocks that fit, say) travels in values of it
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from headstart.errors import ConfigError
 
 PrefixIndexName = Literal["radix", "hash"]
-PolicyName = Literal["lru"]
+PolicyName = Literal["lru", "fifo", "lfu", "lrfu", "slru", "ttl", "cost"]
 FreeOrder = Literal["reverse", "unhashed_first"]
 HashAlgorithm = Literal["sha256_cbor"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -35,6 +36,10 @@ _MOST = 2**31 - 1
 """More blocks, tokens or requests than any machine has; what does not fit a C integer is a typing error."""
 
 
+_LONGEST = 1e9
+"""Seconds: 31 years, so that times stay exact to the microsecond."""
+
+
 def _positive(name: str, value: object, most: int = _MOST) -> None:  # a caller may hand over anything
     whole = isinstance(value, int) and not isinstance(value, bool)
     _require(
@@ -44,6 +49,13 @@ def _positive(name: str, value: object, most: int = _MOST) -> None:  # a caller 
     _require(isinstance(value, int) and value <= most, f"{name} must be at most {most}, not {value!r}")
 
 
+def _number(name: str, value: object, most: float, *, above_zero: bool = True) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    least = "a number above 0" if above_zero else "a number from 0"
+    fits = number and isinstance(value, int | float) and (value > 0 or not above_zero) and 0 <= value <= most
+    _require(fits, f"{name} must be {least} and up to {most:g}, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The cache core's part.
@@ -51,7 +63,13 @@ class CacheConfig:
     ``num_blocks`` blocks of ``block_size`` token slots each.  ``free_order`` is the `hash` index's
     choice where freed blocks without a hash go: to the tail with the others (``reverse``, as in the
     published vLLM V1 design) or to the front, to be taken first (``unhashed_first``, as in vLLM 0.32).
-    The radix index always does the latter.
+    The radix index always does the latter, and so does `hash` where use decides what goes first.
+
+    ``policy`` is described in cache/eviction.py.  Each of its options concerns one: ``ttl_seconds`` (`ttl`),
+    ``half_life_seconds`` (`lrfu`), ``lfu_ageing`` (`lfu`), ``protected_share`` of the pool (`slru`), and
+    ``cost_depth_tokens`` (`cost`): how deep a token costs twice as much as the first.
+    ``evict_generated_first`` lets answers go before prompts.  At most ``max_pinned_share`` of the pool can be
+    pinned.
     """
 
     num_blocks: int
@@ -61,6 +79,13 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     free_order: FreeOrder = "reverse"
     hash_algorithm: HashAlgorithm = "sha256_cbor"
+    ttl_seconds: float = 300.0
+    half_life_seconds: float = 100.0
+    lfu_ageing: bool = True
+    protected_share: float = 0.8
+    cost_depth_tokens: int = 8192
+    evict_generated_first: bool = False
+    max_pinned_share: float = 0.5
 
     def __post_init__(self) -> None:
         _positive("num_blocks", self.num_blocks)
@@ -69,6 +94,11 @@ class CacheConfig:
         _one_of("policy", self.policy, PolicyName)
         _one_of("free_order", self.free_order, FreeOrder)
         _one_of("hash_algorithm", self.hash_algorithm, HashAlgorithm)
+        _number("ttl_seconds", self.ttl_seconds, most=_LONGEST)
+        _number("half_life_seconds", self.half_life_seconds, most=_LONGEST)
+        _number("protected_share", self.protected_share, most=1.0, above_zero=False)
+        _positive("cost_depth_tokens", self.cost_depth_tokens)
+        _number("max_pinned_share", self.max_pinned_share, most=1.0, above_zero=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +127,7 @@ class KVConfig:
     """How much KV memory there is, and which index remembers what is in it.
 
     At most one of ``kv_cache_memory_bytes`` and ``num_blocks``; neither means a share of the memory
-    that is free when the engine starts.
+    that is free when the engine starts.  `CacheConfig` describes what concerns eviction.
     """
 
     kv_cache_memory_bytes: int | None = None
@@ -106,6 +136,11 @@ class KVConfig:
     prefix_index: PrefixIndexName = "radix"
     eviction_policy: PolicyName = "lru"
     enable_prefix_caching: bool = True
+    eviction_ttl_seconds: float = 300.0
+    eviction_half_life_seconds: float = 100.0
+    eviction_protected_share: float = 0.8
+    evict_generated_first: bool = False
+    max_pinned_share: float = 0.5
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory_bytes is not None:
@@ -115,6 +150,10 @@ class KVConfig:
         _positive("block_size", self.block_size)
         _one_of("prefix_index", self.prefix_index, PrefixIndexName)
         _one_of("eviction_policy", self.eviction_policy, PolicyName)
+        _number("eviction_ttl_seconds", self.eviction_ttl_seconds, most=_LONGEST)
+        _number("eviction_half_life_seconds", self.eviction_half_life_seconds, most=_LONGEST)
+        _number("eviction_protected_share", self.eviction_protected_share, most=1.0, above_zero=False)
+        _number("max_pinned_share", self.max_pinned_share, most=1.0, above_zero=False)
         _require(
             self.kv_cache_memory_bytes is None or self.num_blocks is None,
             "give kv_cache_memory_bytes or num_blocks, not both",
@@ -128,6 +167,11 @@ class KVConfig:
             index=self.prefix_index,
             policy=self.eviction_policy,
             enable_prefix_caching=self.enable_prefix_caching,
+            ttl_seconds=self.eviction_ttl_seconds,
+            half_life_seconds=self.eviction_half_life_seconds,
+            protected_share=self.eviction_protected_share,
+            evict_generated_first=self.evict_generated_first,
+            max_pinned_share=self.max_pinned_share,
         )
 
 

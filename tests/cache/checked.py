@@ -12,6 +12,7 @@ from headstart.cache import (
     CacheStats,
     KVCacheManager,
     Namespace,
+    Pin,
     PrefixHit,
 )
 from headstart.cache.keys import SHARED
@@ -55,6 +56,24 @@ class CheckedManager(KVCacheManager):
     def free(self, request: CacheRequest) -> tuple[str, ...]:
         try:
             return super().free(request)
+        finally:
+            self.check()
+
+    def pin(self, request: CacheRequest, seconds: float) -> Pin | None:
+        try:
+            return super().pin(request, seconds)
+        finally:
+            self.check()
+
+    def unpin(self, request_id: str) -> bool:
+        try:
+            return super().unpin(request_id)
+        finally:
+            self.check()
+
+    def begin_step(self, now: float) -> None:
+        try:
+            super().begin_step(now)
         finally:
             self.check()
 

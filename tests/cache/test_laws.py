@@ -110,8 +110,8 @@ def grow_below_pending(manager: KVCacheManager) -> None:
 
 def reverse_idle_order(manager: KVCacheManager) -> None:
     upper = tree_of(manager).split(node(0)(manager), 1)
-    tree_of(manager)._idle.remove(upper)
-    tree_of(manager)._idle.prepend_all([upper])
+    tree_of(manager).idle.base.remove(upper)
+    tree_of(manager).idle.base.prepend_all([upper])
 
 
 RADIX: dict[str, tuple[Break, str]] = {
@@ -126,7 +126,7 @@ RADIX: dict[str, tuple[Break, str]] = {
     "a node without blocks": (set_to(node(0), "block_ids", []), "I[12]"),
     "committed below pending": (grow_below_pending, "I4: .* committed below the pending"),
     "a parent goes before its child": (reverse_idle_order, "I7: .* would outlive its parent"),
-    "an idle node is not listed": (lambda m: tree_of(m)._idle.popleft(), "I1: exactly the nodes"),
+    "an idle node is not listed": (lambda m: tree_of(m).idle.popleft(), "I1: exactly the nodes"),
     "idle blocks are miscounted": (
         lambda m: setattr(tree_of(m), "num_idle_blocks", 2),
         "I1: 3 idle, 2 counted",

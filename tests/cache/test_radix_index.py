@@ -112,6 +112,40 @@ def test_a_stored_token_is_enough() -> None:
     assert cached(manager, [8, 7, 9]) == 0
 
 
+@pytest.mark.parametrize(
+    ("stored", "prompt", "found", "copied"),
+    [
+        (range(11), range(9), 8, 0),  # item 89: all but the last token, and two blocks hold those
+        (range(11), [*range(9), 50], 9, 1),  # items 88, 90: a partly filled block is stored, and copied from
+        (range(9), range(11), 9, 1),
+        (range(9), range(5), 4, 0),  # item 91
+        (range(9), range(1), 0, 0),
+        ([1, 2, 3, 4], [1, 2, 3, 9], 3, 3),  # item 92
+    ],
+)
+def test_whole_blocks_are_shared_and_the_rest_is_copied(
+    stored: list[int], prompt: list[int], found: int, copied: int
+) -> None:
+    manager = radix(8)
+    serve(manager, ask("first", stored))
+    hit = manager.get_computed_blocks(ask("second", prompt))
+    assert (hit.num_tokens, len(hit.block_ids)) == (found, found // 4)
+    assert (hit.copy.num_tokens if hit.copy else 0) == copied
+
+
+def test_a_tail_in_use_is_copied_from_once_it_is_left_and_never_lent() -> None:
+    manager = radix(8)  # item 90: never shared in place
+    serve(manager, ask("first", range(10)))
+    second, third = ask("second", range(11)), ask("third", range(11))
+    for request in (second, third):
+        hit = admit(manager, request)
+        assert (hit.num_tokens, len(hit.block_ids)) == (10, 2)
+        manager.commit_step()
+    tables = [manager.block_table(name) for name in ("second", "third")]
+    assert tables[0][:2] == tables[1][:2]
+    assert tables[0][2] != tables[1][2]
+
+
 def test_a_copy_leaves_its_source_alone() -> None:
     manager = radix(8, block_size=16)  # item 93
     first, second = ask("first", range(13)), ask("second", [*range(12), 50, 51])

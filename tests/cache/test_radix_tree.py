@@ -125,7 +125,7 @@ def test_a_parent_is_not_evicted_before_its_children() -> None:
     manager = radix(3, block_size=2)
     serve(manager, ask("first", [1, 2, 3, 4, 5]))
     tree = manager._index._tree  # type: ignore[attr-defined]  # of the radix index
-    stub = tree._idle.popleft()  # as only a broken order could do
+    stub = tree.idle.popleft()  # as only a broken order could do
     with pytest.raises(CacheError, match=r"no block can be evicted: .*blocks=\[0, 1\].*children=1"):
         tree.evict()
     with pytest.raises(CacheError, match="only leaves can"):

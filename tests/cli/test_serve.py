@@ -77,6 +77,7 @@ def test_options_that_contradict_each_other() -> None:
     [
         (("--kv-cache-memory-bytes", "much"), "512MiB"),
         (("--prefix-index", "tree"), "radix"),
+        (("--eviction-policy", "mru"), "lru"),
         (("--dtype", "int4"), "bfloat16"),
         (("--port", "70000"), "65535"),
     ],

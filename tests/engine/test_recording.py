@@ -18,11 +18,14 @@ from headstart.engine.decisions import (
     Gone,
     Granted,
     Lookup,
+    PinCall,
+    Pinned,
     Reset,
     Rollback,
     Seen,
     State,
     Tokens,
+    Unpin,
 )
 from headstart.engine.recording import RecordingManager, steps_between_digests
 from headstart.errors import CacheError
@@ -174,6 +177,31 @@ def test_big_pools_are_digested_less_often() -> None:
     assert steps_between_digests(1_000_000) == 62_500
 
 
+def test_pins_and_what_they_need_are_recorded(manager: RecordingManager, tape: Tape) -> None:
+    request = CacheRequest("a", range(8), num_prompt_tokens=5, retention_priority=3)
+    manager.begin_step(1.0)
+    admit(manager, request)
+    manager.commit_step()
+    assert manager.pin(request, 2.0) is not None
+    assert manager.pin(CacheRequest("b", range(8)), 2.0) is not None
+    with pytest.raises(CacheError):
+        manager.pin(request, -1.0)
+    assert manager.unpin("a")
+    assert not manager.unpin("a")
+    manager.begin_step(3.0)  # b's ends by itself, which is no call
+    pins = [record for record in tape.records if isinstance(record, Seen | PinCall | Unpin)]
+    assert pins == [
+        Seen(0, "a", list(range(8)), num_prompt_tokens=5, retention_priority=3),
+        PinCall(0, 2.0, Pinned(2, 3.0)),
+        Seen(1, "b", list(range(8))),
+        PinCall(1, 2.0, Pinned(2, 3.0)),
+        PinCall(0, -1.0, "CacheError"),
+        Unpin("a", True),
+        Unpin("a", False),
+    ]
+    assert manager.pins == ()
+
+
 def test_nothing_is_kept_of_requests_that_are_gone(manager: RecordingManager, tape: Tape) -> None:
     for number in range(100):
         request = CacheRequest(str(number), array("i", range(50)))
@@ -190,7 +218,7 @@ def test_nothing_is_kept_of_requests_that_are_gone(manager: RecordingManager, ta
 def test_every_call_that_can_change_something_is_recorded() -> None:
     """Whoever gives the door a new call or option learns here that logs must have it."""
     looks = {"block_table", "free_block_ids", "num_free_blocks", "usage", "stats", "num_evicted_blocks"}
-    looks |= {"state_digest", "check"}
+    looks |= {"state_digest", "check", "pins"}
     door = {name for name in vars(KVCacheManager) if not name.startswith("_")} - looks
     assert {name for name in vars(RecordingManager) if not name.startswith("_")} == door | {"close"}
     for name in door:

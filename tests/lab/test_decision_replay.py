@@ -4,11 +4,13 @@ import gzip
 import itertools
 import random
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from headstart.cache import CacheConfig, KVCacheManager
+from headstart.config import PolicyName, PrefixIndexName
 from headstart.engine.decisions import Record, Rollback
 from headstart.engine.recording import RecordingManager
 from headstart.errors import CacheError, LogError
@@ -16,11 +18,18 @@ from headstart.lab.decisions.reader import LogReader
 from headstart.lab.decisions.replay import Outcome, Replay, replay
 from tests.recorded import Tape, live_at_the_door, live_in_an_engine, write_log
 
-FLAVOURS = {
+FLAVOURS: dict[str, dict[str, Any]] = {
     "radix": {"index": "radix"},
     "hash": {"index": "hash"},
     "unhashed-first": {"index": "hash", "free_order": "unhashed_first"},
     "off": {"enable_prefix_caching": False},
+    "answers-first": {"evict_generated_first": True},
+    "hash-answers-first": {"index": "hash", "evict_generated_first": True},
+    **{
+        f"{index}-{policy}": {"index": index, "policy": policy, "ttl_seconds": 0.4, "protected_share": 0.4}
+        for index in get_args(PrefixIndexName)
+        for policy in get_args(PolicyName)
+    },
 }
 
 
@@ -78,7 +87,18 @@ def test_the_lives_have_everything_in_them() -> None:
         live_in_an_engine(manager, random.Random(seed), 100)
         live_at_the_door(RecordingManager(CacheConfig(10, 3), tape), random.Random(seed), 200)
     kinds = {type(record).__name__ for record in tape.records}
-    calls = {"Allocate", "BeginStep", "Commit", "Fork", "Free", "Lookup", "Reset", "Rollback"}
+    calls = {
+        "Allocate",
+        "BeginStep",
+        "Commit",
+        "Fork",
+        "Free",
+        "Lookup",
+        "PinCall",
+        "Reset",
+        "Rollback",
+        "Unpin",
+    }
     assert kinds == calls | {"Gone", "Seen", "Tokens"}
     assert any(isinstance(record, Rollback) and record.result for record in tape.records)
     lines = [msgspec.json.encode(record) for record in tape.records]
@@ -241,10 +261,10 @@ def test_a_law_that_is_broken_is_found_by_checking(tmp_path: Path, monkeypatch: 
         (b'{"format": "something else", "version": 1}\n', "no decision log"),
         (gzip.compress(b"hello\n"), "no decision log"),
         (
-            b'{"format": "headstart decision log", "version": 2}\n',
-            "of format 2, .* reads format 1",
+            b'{"format": "headstart decision log", "version": 1}\n',
+            "of format 1, .* reads format 2",
         ),
-        (b'{"format": "headstart decision log", "version": 1}\n', "header that makes no sense"),
+        (b'{"format": "headstart decision log", "version": 2}\n', "header that makes no sense"),
         (b"\x1f\x8bnot gzip at all", "damaged"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from headstart.cache.index import BlockCopy, PartialBlock
 from headstart.cache.keys import Adapter, CacheRequest, Namespace
-from headstart.cache.manager import Allocation, CacheStats, KVCacheManager, PrefixHit
+from headstart.cache.manager import Allocation, CacheStats, KVCacheManager, Pin, PrefixHit
 from headstart.config import CacheConfig
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "KVCacheManager",
     "Namespace",
     "PartialBlock",
+    "Pin",
     "PrefixHit",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from headstart.cache.eviction import Use
 from headstart.errors import CacheError
 
 
@@ -92,7 +93,22 @@ class LinkedQueue(Generic[Item]):
         return head
 
 
-class Block(Linked):
+class Evictable(Linked):
+    """What an index caches and evicts; ``use`` is None where nothing about it needs to be remembered."""
+
+    __slots__ = ("use",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.use: Use | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks hold it."""
+        return 1
+
+
+class Block(Evictable):
     """One block of KV memory: ``block_size`` token slots that belong together.
 
     The rest is the `hash` index's, which counts on blocks what the radix index counts on nodes:

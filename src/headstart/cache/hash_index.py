@@ -2,10 +2,10 @@
 
 Only full blocks are findable.  Block tables are append-only, so two requests that fill equal blocks
 side by side keep two copies under one digest; the first filled is found, and the others stop being
-findable when their request is freed.  A block that nothing holds stays findable and stands in the
-free queue until its slot is needed: the queue's order *is* the LRU order.
+findable when their request is freed.  A block that nothing holds stays findable and stands in an order
+(`victims.py`) until its slot is needed; with `lru` that is the free queue itself.
 
-Order in the queue (law I7: no findable block without its parent): a request's blocks enter last
+Order in that queue (law I7: no findable block without its parent): a request's blocks enter last
 block first, so a findable block always stands before its parent and is evicted first.  Where a
 freed block was an extra copy, the first copy takes its turn at the tail, because recency belongs to
 the content: the request's later blocks just entered, and must not outlive it.
@@ -14,7 +14,7 @@ the content: the request's later blocks just entered, and must not outlive it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from headstart.cache.blocks import Block, BlockPool, law
@@ -22,6 +22,7 @@ from headstart.cache.hashing import BlockHasher
 from headstart.cache.index import Lease, Mark, Match
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
+from headstart.cache.victims import Pins, VictimOrder, make_order
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -32,25 +33,59 @@ class HashIndex:
     def __init__(self, config: CacheConfig, pool: BlockPool, listeners: Sequence[Listener] = ()) -> None:
         self._block_size = config.block_size
         self._enabled = config.enable_prefix_caching
-        self._unhashed_first = config.free_order == "unhashed_first" or not self._enabled
+        # A queue that is LRU may mix blocks with and without a hash; where use decides, the latter go first.
+        mixed = config.free_order == "reverse" and config.policy == "lru" and not config.evict_generated_first
+        self._unhashed_first = not (mixed and self._enabled)
         self._hasher = BlockHasher(config.block_size, algorithm=config.hash_algorithm)
         self._pool = pool
         self._first: dict[bytes, Block] = {}
         self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
         self._pending: list[tuple[CacheRequest, int, Block]] = []  # with its place in the request
+        self._order: VictimOrder[Block] = make_order(config, pool.free, self)
+        self._num_below: Counter[bytes] = Counter()  # of a digest: findable digests that continue it
+        self._pins: Pins[bytes, Block] = Pins(self._order, self._path)
         self._announcer = Announcer(config.num_blocks, listeners)
         self._num_evicted_blocks = 0
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._pool.free)
+        return len(self._order)
 
     @property
     def num_evicted_blocks(self) -> int:
         return self._num_evicted_blocks
 
     def free_block_ids(self) -> list[int]:
-        return [block.block_id for block in self._pool.free]
+        return [block.block_id for block in self._order]
+
+    # -- what depends on what: the order's `Shape` -----------------------------------------------
+
+    def num_below(self, item: Block) -> int:
+        if item.digest is None or item.digest in self._copies:  # a copy takes its place
+            return 0
+        return self._num_below[item.digest]
+
+    def above(self, item: Block) -> Block | None:
+        if item.parent is None or item.digest in self._copies:
+            return None
+        return self._first.get(item.parent)
+
+    def _path(self, digest: bytes) -> Iterator[Block]:
+        """The blocks that are found up to ``digest``, the last first."""
+        step: bytes | None = digest
+        while step is not None:
+            block = self._first[step]
+            yield block
+            step = block.parent
+
+    def _claim(
+        self, request: CacheRequest, found: Iterable[tuple[int, Block]], *, is_use: bool = True
+    ) -> None:
+        """Tell the order of eviction what the request wants of blocks, found at these places of it."""
+        if self._order.is_asked(request):
+            for index, block in found:
+                claim = self._order.claim_of(request, index, index + 1, self._block_size)
+                self._order.claim(block, claim, is_use=is_use)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -72,19 +107,23 @@ class HashIndex:
 
     # -- taking ----------------------------------------------------------------------------------
 
+    def begin_step(self, now: float) -> None:
+        self._order.begin_step(now)
+
     def admit(self, request: CacheRequest, match: Match) -> Lease:
         for block_id in match.block_ids:
             block = self._pool.blocks[block_id]
             if block.ref_count == 0:
-                self._pool.free.remove(block)
+                self._order.remove(block)
             block.ref_count += 1
+        self._claim(request, ((i, self._pool.blocks[b]) for i, b in enumerate(match.block_ids)))
         return Lease(request, list(match.block_ids))
 
     def take(self, lease: Lease, count: int) -> None:
         for _ in range(count):
-            block = self._pool.free.popleft()
+            block = self._order.popleft()
             if block.digest is not None:
-                self._forget(block)
+                self._give_up(block)
                 self._num_evicted_blocks += 1
             block.ref_count = 1
             lease.block_ids.append(block.block_id)
@@ -93,6 +132,7 @@ class HashIndex:
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
         digests = self._hasher.extend(lease.request, num_blocks)
+        found: list[tuple[int, Block]] = []
         for index in range(lease.num_published, num_blocks):
             block = self._pool.blocks[lease.block_ids[index]]
             if block.digest is not None:
@@ -100,9 +140,15 @@ class HashIndex:
             block.digest = digests[index]
             block.parent = digests[index - 1] if index else None
             block.pending_for = lease.request.request_id
-            if self._first.setdefault(block.digest, block) is not block:
+            first = self._first.setdefault(block.digest, block)
+            if first is not block:
                 self._copies.setdefault(block.digest, []).append(block)
+                self._order.review(first)
+            elif block.parent is not None:
+                self._num_below[block.parent] += 1
+            found.append((index, first))
             self._pending.append((lease.request, index, block))
+        self._claim(lease.request, found)
         lease.num_published = num_blocks
         return frozenset()
 
@@ -111,6 +157,8 @@ class HashIndex:
             self._pool.blocks[block_id].ref_count += 1
         twin = Lease(request, list(lease.block_ids))
         twin.num_published = count = lease.num_published
+        found = (self._first[digest] for digest in lease.request.digests[:count])
+        self._claim(request, enumerate(found), is_use=False)
         request.digests[:count] = lease.request.digests[:count]  # the same tokens, hashed once
         return twin
 
@@ -127,23 +175,49 @@ class HashIndex:
         if block.ref_count == 0:
             self._pool.free.prepend_all([block])
 
+    def _give_up(self, block: Block) -> None:
+        """Forget what the block holds, for its slots."""
+        digest, parent, use = block.digest, block.parent, block.use
+        assert digest is not None
+        if digest not in self._copies:
+            self._order.evicted(block)
+            if use is not None and use.pins:
+                self._pins.moved(digest, parent)
+        self._forget(block)
+
     def _forget(self, block: Block) -> None:
         """Make the block unfindable; the next copy of its digest, if any, takes its place."""
         digest = block.digest
         if digest is None:
             raise CacheError(f"{block!r} has no digest to forget")
         copies = self._copies.get(digest, [])
-        if self._first[digest] is not block:
+        first = self._first[digest]
+        if first is not block:
             copies.remove(block)
         elif copies:
             self._first[digest] = copies.pop(0)
+            self._first[digest].use = block.use
             self._announcer.moved(block.block_id, self._first[digest].block_id)
         else:
             del self._first[digest]
             self._announcer.removed(block.block_id)
+            self._count_out(block)
         if not copies:
             self._copies.pop(digest, None)
-        block.digest = block.parent = block.pending_for = None
+        if first is not block:
+            self._order.review(first)
+        block.digest = block.parent = block.pending_for = block.use = None
+
+    def _count_out(self, block: Block) -> None:
+        """Nothing is found under the block's digest any more."""
+        parent = block.parent
+        if parent is None:
+            return
+        self._num_below[parent] -= 1
+        if self._num_below[parent] == 0:
+            del self._num_below[parent]
+            if parent in self._first:
+                self._order.review(self._first[parent])
 
     # -- the step --------------------------------------------------------------------------------
 
@@ -186,7 +260,7 @@ class HashIndex:
 
     def release(self, lease: Lease, num_tokens: int) -> None:  # noqa: ARG002  # full blocks are findable already
         unhashed_first: list[Block] = []
-        free = self._pool.free
+        free = self._order
         for block_id in reversed(lease.block_ids):
             block = self._pool.blocks[block_id]
             block.ref_count -= 1
@@ -202,15 +276,40 @@ class HashIndex:
             if first is not None and first is not block and first.ref_count == 0:
                 free.remove(first)
                 free.append(first)
-        free.prepend_all(unhashed_first)
+        self._pool.free.prepend_all(unhashed_first)
         lease.block_ids.clear()
 
     def clear(self) -> None:
+        self._order.drain()
         for block in self._pool.blocks:
-            block.digest = block.parent = block.pending_for = None
+            block.digest = block.parent = block.pending_for = block.use = None
         self._first.clear()
         self._copies.clear()
+        self._num_below.clear()
+        self._pins = Pins(self._order, self._path)
         self._announcer.cleared()
+
+    # -- pins ------------------------------------------------------------------------------------
+
+    def pin(self, name: str, request: CacheRequest, most: int) -> bool:
+        count = request.num_tokens // self._block_size
+        place, new = None, 0
+        for digest in self._hasher.extend(request, count)[:count]:
+            block = self._first.get(digest)
+            if block is None or block.pending_for is not None:
+                break
+            place = digest
+            new += block.use is None or not block.use.pins
+        if self._order.num_pinned_blocks + new > most:
+            return False
+        self._pins.pin(name, place)
+        return True
+
+    def unpin(self, name: str) -> None:
+        self._pins.unpin(name)
+
+    def num_pinned_blocks(self, name: str) -> int:
+        return self._pins.num_blocks(name)
 
     # -- the state and the laws ------------------------------------------------------------------
 
@@ -221,8 +320,13 @@ class HashIndex:
             if block.digest is not None:
                 above = None if block.parent is None else first.get(block.parent)
                 yield block.block_id, block.ref_count, first[block.digest], above, block.pending_for
+                if block.use is not None:
+                    yield block.use.state()
             elif block.ref_count:
                 yield block.block_id, block.ref_count
+        yield from self._order.state()
+        if pins := self._pins.state(lambda digest: first[digest]):
+            yield pins
         yield sorted([first[digest], *(b.block_id for b in more)] for digest, more in self._copies.items())
         yield [(lease.request.request_id, lease.block_ids, lease.num_published) for lease in leases]
 
@@ -230,7 +334,7 @@ class HashIndex:
         held = Counter(kept)
         for lease in leases:
             held.update(lease.block_ids)
-        order = {block.block_id: place for place, block in enumerate(self._pool.free)}
+        order = {block.block_id: place for place, block in enumerate(self._order)}
         findable = 0
         for block in self._pool.blocks:
             tables = held[block.block_id]
@@ -257,4 +361,7 @@ class HashIndex:
                 )
         indexed = len(self._first) + sum(map(len, self._copies.values()))
         law(indexed == findable, f"I2: {indexed} entries for {findable} findable blocks")
-        law(len(order) == len(self._pool.free), f"I1: the free queue counts {len(self._pool.free)}")
+        law(len(order) == len(self._order), f"I1: the free queue counts {len(self._order)}")
+        below = Counter(block.parent for block in self._first.values() if block.parent is not None)
+        law(below == self._num_below, f"I7: {sum(below.values())} blocks continue others, not as counted")
+        self._order.check(self._first.values())

@@ -100,6 +100,10 @@ class PrefixIndex(Protocol):
         """A lease that holds the matched blocks; until the step ends the block to copy from is kept."""
         ...
 
+    def begin_step(self, now: float) -> None:
+        """Time has come to ``now`` (seconds)."""
+        ...
+
     def take(self, lease: Lease, count: int) -> None:
         """Add ``count`` fresh blocks, forgetting what they held.  The caller has seen to the room."""
         ...
@@ -149,6 +153,22 @@ class PrefixIndex(Protocol):
 
     def clear(self) -> None:
         """Forget everything.  Nothing may be leased."""
+        ...
+
+    def pin(self, name: str, request: CacheRequest, most: int) -> bool:
+        """Hold back what is cached of the request's tokens (committed, whole blocks) from eviction.
+
+        False, and nothing has changed, if more than ``most`` blocks would be pinned in all.  What the name
+        had pinned before is let go.
+        """
+        ...
+
+    def unpin(self, name: str) -> None:
+        """Let go what the name has pinned, if anything."""
+        ...
+
+    def num_pinned_blocks(self, name: str) -> int:
+        """How many blocks are left of what the name has pinned."""
         ...
 
     def state(self, leases: list[Lease]) -> Iterator[object]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 4
 """Bytes of one token in a run: a little-endian int32."""
 
+HIGHEST_PRIORITY = 100
+"""Of retention priorities; 0 is the lowest, and that of requests that name none."""
+
 ExtraKeys = tuple[tuple[str, ...], ...] | None
 """Typed parts that enter a block's digest beside its tokens; None when there are none."""
 
@@ -81,12 +84,14 @@ class CacheRequest:
     array of int32, or the ``bytes`` of little-endian int32.  Decoded tokens are appended.
     ``skip_reading`` is for requests that want the logits of their prompt: nothing that others computed is
     a hit for them, but what they compute can be found.  They are left out of the statistics.
-    Raises ``RequestError`` for what is not a list of int32.
+    ``num_prompt_tokens`` says how many of the tokens are the prompt (None: all), ``retention_priority`` how
+    long to keep what the request uses: 0 to 100, the higher the longer.
+    Raises ``RequestError`` for what is not a list of int32, and for numbers out of range.
     """
 
     __slots__ = (
         *("__weakref__", "digests", "namespace", "num_admissions", "num_committed"),
-        *("request_id", "skip_reading", "tokens"),
+        *("num_prompt_tokens", "request_id", "retention_priority", "skip_reading", "tokens"),
     )
 
     def __init__(
@@ -96,12 +101,19 @@ class CacheRequest:
         *,
         namespace: Namespace = SHARED,
         skip_reading: bool = False,
+        num_prompt_tokens: int | None = None,
+        retention_priority: int = 0,
     ) -> None:
         self.request_id = request_id
         self.namespace = namespace
         self.skip_reading = skip_reading
         self.tokens = _run_of(token_ids)
         """All tokens as one run: little-endian int32.  A bytearray, so that comparing it copies nothing."""
+        if num_prompt_tokens is not None:
+            _in_range("num_prompt_tokens", num_prompt_tokens, self.num_tokens)
+        _in_range("retention_priority", retention_priority, HIGHEST_PRIORITY)
+        self.num_prompt_tokens = self.num_tokens if num_prompt_tokens is None else num_prompt_tokens
+        self.retention_priority = retention_priority
         self.digests: list[bytes] = []
         """Digests of the leading full blocks, as far as the `hash` index has needed them; its own."""
         self.num_admissions = 0
@@ -137,6 +149,13 @@ class CacheRequest:
 
     def __repr__(self) -> str:
         return f"CacheRequest({self.request_id!r}, {self.num_tokens} tokens, {self.namespace})"
+
+
+def _in_range(name: str, value: object, most: int) -> None:  # a caller may hand over anything
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise RequestError(
+            f"{name} must be a whole number from 0 to {most}, not {value!r}", param=name, code="invalid_value"
+        )
 
 
 def _ints(run: bytes) -> array[int]:

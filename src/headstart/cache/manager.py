@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 from headstart.cache.blocks import BlockPool
 from headstart.cache.hash_index import HashIndex
@@ -96,6 +97,15 @@ class CacheStats:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pinned prefix: its name, how many blocks are left of it, and when its time is over (seconds)."""
+
+    request_id: str
+    num_blocks: int
+    until: float
+
+
 @dataclass(slots=True)
 class _Holding:
     """One admitted request: its blocks, and how many tokens have a slot in them."""
@@ -140,6 +150,8 @@ class KVCacheManager:
         self._step: dict[str, _Grant] = {}  # in the order of the step's first grants
         self._version = 0  # counts changes, so that an outdated hit is noticed
         self._now = 0.0
+        self._pins: dict[str, float] = {}  # request id → when its time is over
+        self._first_pin_ends = inf
         self._stats = CacheStats()
 
     # -- lookup and allocation -------------------------------------------------------------------
@@ -149,6 +161,11 @@ class KVCacheManager:
         if self._step:
             raise CacheError("the last step was neither committed nor rolled back")
         self._now = now
+        self._index.begin_step(now)
+        if now >= self._first_pin_ends:
+            for request_id in [r for r, until in self._pins.items() if until <= now]:
+                self._unpin(request_id)
+            self._first_pin_ends = min(self._pins.values(), default=inf)
 
     def get_computed_blocks(self, request: CacheRequest) -> PrefixHit:
         """The longest cached prefix, at most ``request.num_readable`` tokens.
@@ -349,8 +366,52 @@ class KVCacheManager:
         if self.num_free_blocks < self.config.num_blocks:
             return False
         self._index.clear()
+        self._pins.clear()
+        self._first_pin_ends = inf
         self._version += 1
         return True
+
+    # -- pins ------------------------------------------------------------------------------------
+
+    def pin(self, request: CacheRequest, seconds: float) -> Pin | None:
+        """Keep what is cached now of the request's tokens for ``seconds``: it is evicted after all else.
+
+        Whole, committed blocks of its namespace, whoever computed them; the request need not be admitted, and
+        a second pin of its id takes the place of the first.  A pin reserves nothing: where only pinned
+        blocks are left, they go.  None, and nothing has changed, if that would pin more than
+        ``max_pinned_share`` of the pool.
+        """
+        if not (isfinite(seconds) and seconds > 0):
+            raise CacheError(f"{request!r} must be pinned for a number of seconds above 0, not {seconds}")
+        most = int(self.config.max_pinned_share * self.config.num_blocks)
+        if not self._index.pin(request.request_id, request, most):
+            return None
+        until = self._now + seconds
+        self._pins.pop(request.request_id, None)
+        self._pins[request.request_id] = until
+        self._first_pin_ends = min(self._first_pin_ends, until)
+        self._version += 1
+        return Pin(request.request_id, self._index.num_pinned_blocks(request.request_id), until)
+
+    def unpin(self, request_id: str) -> bool:
+        """Let go what was pinned for the id, as if it had just been used; False if nothing (any more) was."""
+        known = request_id in self._pins
+        if known:
+            self._unpin(request_id)
+        return known
+
+    def _unpin(self, request_id: str) -> None:
+        del self._pins[request_id]
+        self._index.unpin(request_id)
+        self._version += 1
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """What is pinned, in the order of pinning."""
+        return tuple(
+            Pin(request_id, self._index.num_pinned_blocks(request_id), until)
+            for request_id, until in self._pins.items()
+        )
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -397,7 +458,8 @@ class KVCacheManager:
             for request_id, holding in self._holdings.items()
         ]
         own = (float(self._now), self._stats, held, [(r, *_grant_state(g)) for r, g in self._step.items()])
-        for part in (own, self._index.free_block_ids(), *self._index.state(leases)):
+        pins = [sorted(self._pins.items())] if self._pins else []
+        for part in (own, *pins, self._index.free_block_ids(), *self._index.state(leases)):
             digest.update(part if isinstance(part, bytes) else repr(part).encode())
         return digest.hexdigest()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.cache.blocks import BlockPool, law
+from headstart.cache.eviction import Claim
 from headstart.cache.index import Lease, Mark, Match, PartialBlock
 from headstart.cache.keys import TOKEN_BYTES, CacheRequest
 from headstart.cache.listener import Announcer, Listener
@@ -55,10 +56,11 @@ class RadixIndex:
 
     def __init__(self, config: CacheConfig, pool: BlockPool, listeners: Sequence[Listener] = ()) -> None:
         self._enabled = config.enable_prefix_caching
+        self._generated_first = config.evict_generated_first
         self._block_size = config.block_size
         self._block_bytes = config.block_size * TOKEN_BYTES
         self._pool = pool
-        self._tree = RadixTree(config.block_size)
+        self._tree = RadixTree(config)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
         self._announcer = Announcer(config.num_blocks, listeners)
@@ -142,17 +144,39 @@ class RadixIndex:
 
     # -- taking ----------------------------------------------------------------------------------
 
+    def begin_step(self, now: float) -> None:
+        self._tree.idle.begin_step(now)
+
+    def _claim(self, request: CacheRequest, node: Node, stop: int, *, is_use: bool = True) -> None:
+        """Tell the order of eviction what the request wants of the node, which ends before block ``stop``."""
+        claim = self._claim_of(request, stop - len(node.block_ids), stop)
+        if claim is not None:
+            self._tree.idle.claim(node, claim, is_use=is_use)
+
+    def _claim_of(self, request: CacheRequest, start: int, stop: int) -> Claim | None:
+        order = self._tree.idle
+        return order.claim_of(request, start, stop, self._block_size) if order.is_asked(request) else None
+
+    def _claim_path(self, request: CacheRequest, node: Node, stop: int, *, is_use: bool = True) -> None:
+        """The same for ``node`` and all above it."""
+        if self._tree.idle.is_asked(request):
+            for step in node.path():
+                self._claim(request, step, stop, is_use=is_use)
+                stop -= len(step.block_ids)
+
     def admit(self, request: CacheRequest, match: Match) -> RadixLease:
         place = match.place or _Place()
         node = place.node or self._tree.make_root(request.namespace)
         if place.inside is not None:
             node = self._tree.split(place.inside, place.num_inside)
         self._tree.lock(node)
+        self._claim_path(request, node, len(match.block_ids))
         if match.copy is not None and place.source is not None:
             source = place.source
             if len(source.block_ids) > 1:
                 source = self._tree.split(source, 1)  # keep that one block, not all that follow it
             self._tree.lock(source)
+            self._claim(request, source, len(match.block_ids) + 1)
             self._kept.append(source)
         return RadixLease(request, list(match.block_ids), node)
 
@@ -180,17 +204,30 @@ class RadixIndex:
             known = [*known, self._tree.split(walk.inside, walk.num_inside)]
         repeated = sum(len(node.block_ids) for node in known)
         lease.repeats.update(block_ids[:repeated])
+        place = lease.num_published
         for node in known:
             self._tree.lock_one(node)
+            place += len(node.block_ids)
+            self._claim(request, node, place, is_use=False)  # it was not found, or its copy counts
             lease.node = node
         if repeated < len(block_ids):
-            rest = request.run(walk.offset // TOKEN_BYTES, stop // TOKEN_BYTES)
             new, after = block_ids[repeated:], lease.node.block_ids[-1:]
             start = lease.num_published + repeated
             self._unannounced.append(_Grown(request, start, tuple(new), after[0] if after else None))
-            lease.node = self._tree.grow(lease.node, rest, new, request.request_id)
+            for first, last in self._parts(request, start, num_blocks):
+                run = request.run(first * self._block_size, last * self._block_size)
+                blocks = lease.block_ids[first:last]
+                lease.node = self._tree.grow(lease.node, run, blocks, request.request_id)
+                self._claim(request, lease.node, last)
         lease.num_published = num_blocks
         return frozenset(node.pending_for for node in known if node.pending_for is not None)
+
+    def _parts(self, request: CacheRequest, start: int, stop: int) -> list[tuple[int, int]]:
+        """Blocks ``start`` to ``stop`` as they become nodes: cut at the prompt's end if answers go first."""
+        cut = -(-request.num_prompt_tokens // self._block_size)
+        if self._generated_first and start < cut < stop:
+            return [(start, cut), (cut, stop)]
+        return [(start, stop)]
 
     def fork(self, lease: Lease, request: CacheRequest) -> RadixLease:
         assert isinstance(lease, RadixLease)
@@ -198,6 +235,7 @@ class RadixIndex:
         twin.num_published = lease.num_published
         twin.repeats = set(lease.repeats)
         self._tree.lock(lease.node)
+        self._claim_path(request, lease.node, lease.num_published, is_use=False)
         for block_id in (*lease.block_ids[lease.num_published :], *lease.repeats):
             self._more_holders[block_id] = self._more_holders.get(block_id, 0) + 1
         return twin
@@ -249,7 +287,8 @@ class RadixIndex:
         start = lease.num_published * self._block_size
         if self._enabled and num_tokens > start and self.holders(private[0]) == 1:
             tail = lease.request.run(start, num_tokens)
-            covered = self._tree.keep_stub(lease.node, tail, private[0])
+            claim = self._claim_of(lease.request, lease.num_published, lease.num_published + 1)
+            covered = self._tree.keep_stub(lease.node, tail, private[0], claim)
             if covered is not None:
                 private[:1] = covered
         self._let_go([*private, *lease.repeats])
@@ -261,12 +300,40 @@ class RadixIndex:
             self._pool.free.append(self._pool.blocks[block_id])
         self._announcer.cleared()
 
+    # -- pins ------------------------------------------------------------------------------------
+
+    def pin(self, name: str, request: CacheRequest, most: int) -> bool:
+        root = self._tree.find_root(request.namespace)
+        place: Node | None = None
+        if root is not None:
+            walk = self._tree.walk(root, request.tokens, 0, len(request.tokens))
+            nodes = [node for node in walk.nodes if node.pending_for is None]  # pending ones are the deepest
+            inside = walk.inside if walk.inside is not None and walk.inside.pending_for is None else None
+            new = sum(len(node.block_ids) for node in nodes if not _is_pinned(node))
+            if inside is not None and not _is_pinned(inside):
+                new += walk.num_inside
+            if self._tree.idle.num_pinned_blocks + new > most:
+                return False
+            place = nodes[-1] if nodes else None
+            if inside is not None:
+                place = self._tree.split(inside, walk.num_inside)
+        self._tree.pins.pin(name, place)
+        return True
+
+    def unpin(self, name: str) -> None:
+        self._tree.pins.unpin(name)
+
+    def num_pinned_blocks(self, name: str) -> int:
+        return self._tree.pins.num_blocks(name)
+
     # -- the state and the laws ------------------------------------------------------------------
 
     def state(self, leases: list[Lease]) -> Iterator[object]:
         yield from self._tree.state()
         yield [node.block_ids for node in self._kept]
         yield sorted(self._more_holders.items())
+        if pins := self._tree.pins.state(lambda node: node.block_ids[-1]):
+            yield pins
         for lease in leases:
             assert isinstance(lease, RadixLease)
             below = lease.node.block_ids[-1:]  # which node it is; a root has none
@@ -292,3 +359,7 @@ class RadixIndex:
             sorted(owned) == list(range(len(self._pool))),
             f"I1: {len(owned)} owned blocks of {len(self._pool)}, or one owned twice",
         )
+
+
+def _is_pinned(node: Node) -> bool:
+    return node.use is not None and node.use.pins > 0

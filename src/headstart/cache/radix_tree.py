@@ -6,9 +6,9 @@ that a finished request left.  Runs are compared as bytes, so following a long p
 compare per node, and no Python loop runs over tokens or blocks.
 
 Locks are counted on nodes.  Whoever holds a node locks the path from it to the root, so a node with
-lock 0 is held by nothing and neither is anything below it.  Such nodes stand in the idle queue in the
-order in which they fell idle, deeper before shallower: the first is always a leaf, and the queue, read
-with each node's blocks from the tail, *is* the LRU order of eviction.
+lock 0 is held by nothing and neither is anything below it.  Such nodes are *idle* and stand in an order
+(`victims.py`) whose first is always a leaf: read with each node's blocks from the tail, it is the order of
+eviction.
 
 A split outlives the sibling that it was made for.  It costs a look-up, and no more: every node has a
 block, so there are never more nodes than blocks.
@@ -21,14 +21,17 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from headstart.cache.blocks import Linked, LinkedQueue, law
+from headstart.cache.blocks import Evictable, LinkedQueue, law
+from headstart.cache.eviction import Claim
 from headstart.cache.keys import TOKEN_BYTES, Namespace
+from headstart.cache.victims import Pins, VictimOrder, make_order
+from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
 _NO_CHILDREN: SortedDict = SortedDict()  # shared by all leaves and never written: most nodes are leaves
 
 
-class Node(Linked):
+class Node(Evictable):
     """A run of tokens and the blocks that hold it.
 
     ``run`` may be longer than the blocks after an eviction; `RadixTree.run_of` cuts it when it is next
@@ -45,6 +48,11 @@ class Node(Linked):
         self.children = _NO_CHILDREN
         self.lock = lock
         self.pending_for: str | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks are left of it."""
+        return len(self.block_ids)
 
     def path(self) -> Iterator[Node]:
         """The node itself and those above it, without the root."""
@@ -88,18 +96,32 @@ def common_tokens(a: bytes, b: bytes) -> int:
     return (size - (difference.bit_length() + 7) // 8) // TOKEN_BYTES
 
 
+class NodeShape:
+    """A node continues its parent."""
+
+    def num_below(self, node: Node) -> int:
+        """See `Shape`."""
+        return len(node.children)
+
+    def above(self, node: Node) -> Node | None:
+        """See `Shape`."""
+        return node.parent
+
+
 class RadixTree:
-    """One tree per namespace, and one idle queue for all of them.
+    """One tree per namespace, and one order of idle nodes for all of them.
 
     Blocks are only numbers here.  What a method drops or evicts it returns: from then on the caller
     owns those blocks.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, config: CacheConfig) -> None:
         self.num_idle_blocks = 0
-        self._block_bytes = block_size * TOKEN_BYTES
+        self._config = config
+        self._block_bytes = config.block_size * TOKEN_BYTES
         self._roots: dict[Namespace, Root] = {}
-        self._idle: LinkedQueue[Node] = LinkedQueue()
+        self.idle: VictimOrder[Node] = make_order(config, LinkedQueue(), NodeShape())
+        self.pins: Pins[Node, Node] = Pins(self.idle, Node.path)
         self._pending: list[Node] = []
 
     def find_root(self, namespace: Namespace) -> Root | None:
@@ -112,7 +134,7 @@ class RadixTree:
 
     def idle_block_ids(self) -> list[int]:
         """Blocks that nothing holds, the next victim first."""
-        return [block_id for node in self._idle for block_id in reversed(node.block_ids)]
+        return [block_id for node in self.idle for block_id in reversed(node.block_ids)]
 
     # -- following a run -------------------------------------------------------------------------
 
@@ -185,7 +207,7 @@ class RadixTree:
     def lock_one(self, node: Node) -> None:
         """Hold ``node`` for someone who holds its parent already."""
         if node.lock == 0 and node.parent is not None:
-            self._idle.remove(node)
+            self.idle.remove(node)
             self.num_idle_blocks -= len(node.block_ids)
         node.lock += 1
 
@@ -208,27 +230,32 @@ class RadixTree:
             step = above
 
     def evict(self) -> int:
-        """Give up the last block of the leaf that fell idle longest ago."""
-        node = self._idle.first()
+        """Give up the last block of the leaf that is the next victim."""
+        node = self.idle.first()
         if node is None or node.children:
             raise CacheError(f"no block can be evicted: the first idle node is {node!r}")
         block_id = node.block_ids.pop()
+        self.idle.evicted(node)
         self.num_idle_blocks -= 1
         if not node.block_ids:
-            self._idle.remove(node)
+            if node.use is not None and node.use.pins:
+                above = node.parent
+                self.pins.moved(node, above if above is not None and above.parent is not None else None)
+            self.idle.remove(node)
             self._detach(node)
         return block_id
 
     def clear(self) -> list[int]:
         """Drop everything; nothing may be locked."""
         dropped = self.idle_block_ids()
-        self._idle = LinkedQueue()
+        self.idle = make_order(self._config, LinkedQueue(), NodeShape())
+        self.pins = Pins(self.idle, Node.path)
         self._roots = {}
         self.num_idle_blocks = 0
         return dropped
 
     def _make_idle(self, node: Node) -> None:
-        self._idle.append(node)
+        self.idle.append(node)
         self.num_idle_blocks += len(node.block_ids)
 
     # -- growing ---------------------------------------------------------------------------------
@@ -241,15 +268,18 @@ class RadixTree:
         self._pending.append(node)
         return node
 
-    def keep_stub(self, parent: Node, run: bytes, block_id: int) -> list[int] | None:
+    def keep_stub(self, parent: Node, run: bytes, block_id: int, claim: Claim | None) -> list[int] | None:
         """Hang a partly filled block under ``parent``, idle, in place of the stubs that it covers.
 
+        ``claim`` is what its request wants of it, if the order of eviction asks for that.
         Returns the blocks of those; None if the tree has as much already, and nothing has changed.
         """
         if run in parent.children or self.is_covered(parent, run):
             return None
         stub = Node(run, [block_id])
         self._attach(parent, stub)
+        if claim is not None:
+            self.idle.claim(stub, claim)
         self._make_idle(stub)
         return self._drop_covered_stubs(stub)
 
@@ -266,8 +296,7 @@ class RadixTree:
         node.run, node.block_ids = run[size:], node.block_ids[num_blocks:]
         self._attach(parent, upper)
         self._attach(upper, node)
-        if node.lock == 0:
-            self._idle.insert_after(node, upper)
+        self.idle.split(node, upper, idle=node.lock == 0)
         if node.pending_for is not None:
             self._pending.append(upper)
         return upper
@@ -308,6 +337,7 @@ class RadixTree:
         del parent.children[node.run[: self._block_bytes]]
         node.parent = None
         self._drop_if_bare(parent)
+        self.idle.review(parent)
 
     def _drop_if_bare(self, node: Node) -> None:
         """Forget a namespace whose tree is empty, so that salts do not pile up."""
@@ -323,15 +353,17 @@ class RadixTree:
             parent.pending_for is not None
             or node.pending_for is not None
             or len(node.run) < self._block_bytes
+            or not self.idle.are_alike(node, parent)
         ):
             return
         node.run = self.run_of(parent) + self.run_of(node)
         parent.block_ids += node.block_ids
         node.block_ids = parent.block_ids
         if node.lock == 0:
-            self._idle.remove(parent)  # the older place: copying from a block is no use of what follows it
+            self.idle.remove(parent)  # the older place: copying from a block is no use of what follows it
         self._attach(parent.parent, node)
         parent.parent = None
+        self.idle.joined(node, parent)
 
     @staticmethod
     def is_covered(parent: Node, run: bytes) -> bool:
@@ -356,7 +388,7 @@ class RadixTree:
     def _drop_stub(self, stub: Node) -> list[int]:
         if stub.lock > 0:
             return []
-        self._idle.remove(stub)
+        self.idle.remove(stub)
         self.num_idle_blocks -= 1
         self._detach(stub)
         return stub.block_ids
@@ -373,7 +405,10 @@ class RadixTree:
                 frontier.extend(reversed(node.children.values()))
                 yield node.block_ids, node.lock, node.pending_for, len(node.children), len(self.run_of(node))
                 yield self.run_of(node)
-        yield [node.block_ids for node in self._idle]
+                if node.use is not None:
+                    yield node.use.state()
+        yield from self.idle.state()
+        yield [node.block_ids for node in self.idle]
         yield [node.block_ids for node in self._pending if node.parent is not None]
 
     def nodes(self) -> list[Node]:
@@ -398,7 +433,7 @@ class RadixTree:
             self._check_shape(node)
             law(node.lock == locks.pop(id(node), 0), f"I3: {node!r} is locked by another number of holders")
         law(not locks, f"I3: {len(locks)} held nodes have left the tree")
-        order = {id(node): place for place, node in enumerate(self._idle)}
+        order = {id(node): place for place, node in enumerate(self.idle)}
         law(len(order) == sum(node.lock == 0 for node in nodes), "I1: exactly the nodes with lock 0 are idle")
         for node in nodes:
             parent = node.parent
@@ -408,6 +443,7 @@ class RadixTree:
                 law(below, f"I7: {node!r} would outlive its parent")
         idle_blocks = len(self.idle_block_ids())
         law(idle_blocks == self.num_idle_blocks, f"I1: {idle_blocks} idle, {self.num_idle_blocks} counted")
+        self.idle.check(nodes)
 
     def _check_shape(self, node: Node) -> None:
         parent, run = node.parent, self.run_of(node)

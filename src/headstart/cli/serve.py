@@ -18,7 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
-from headstart.config import DtypeName, EngineConfig, KernelsName, PrefixIndexName, SchedulingPolicy
+from headstart.config import (
+    DtypeName,
+    EngineConfig,
+    KernelsName,
+    PolicyName,
+    PrefixIndexName,
+    SchedulingPolicy,
+)
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import HeadstartError
@@ -139,6 +146,48 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = True,
+    eviction_policy: Annotated[
+        PolicyName,
+        typer.Option(
+            help="What is forgotten first: lru what was not used for longest, fifo the oldest, lfu what is "
+            "used least, lrfu something between the two, slru what was used once only, ttl what was not "
+            "used for a given time, cost what is cheap to compute again.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = "lru",
+    eviction_ttl_seconds: Annotated[
+        float,
+        typer.Option(
+            help="With ttl: after so many seconds without use, whatever its priority.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = 300.0,
+    eviction_half_life_seconds: Annotated[
+        float,
+        typer.Option(
+            help="With lrfu: after so many seconds a use counts half; the shorter, the more like lru.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = 100.0,
+    eviction_protected_share: Annotated[
+        float,
+        typer.Option(
+            help="With slru: how much of the KV memory may be kept for what was used more than once, 0 to 1.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = 0.8,
+    evict_generated_first: Annotated[
+        bool,
+        typer.Option(
+            "--evict-generated-first",
+            help="Forget answers before prompts.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = False,
+    max_pinned_share: Annotated[
+        float,
+        typer.Option(help="How much of the KV memory can be pinned, 0 to 1.", rich_help_panel=_CACHE),
+    ] = 0.5,
     max_num_batched_tokens: Annotated[
         str,
         typer.Option(
@@ -213,6 +262,12 @@ def serve(
             block_size=block_size,
             prefix_index=prefix_index,
             enable_prefix_caching=enable_prefix_caching,
+            eviction_policy=eviction_policy,
+            eviction_ttl_seconds=eviction_ttl_seconds,
+            eviction_half_life_seconds=eviction_half_life_seconds,
+            eviction_protected_share=eviction_protected_share,
+            evict_generated_first=evict_generated_first,
+            max_pinned_share=max_pinned_share,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,

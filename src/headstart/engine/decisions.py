@@ -18,7 +18,7 @@ import msgspec
 from headstart.config import CacheConfig
 
 FORMAT = "headstart decision log"
-VERSION = 1
+VERSION = 2
 """Goes up whenever an older reader would misunderstand what is written, or fail on it."""
 
 
@@ -37,6 +37,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     """Request ``number`` is new.  Its tokens are the first ``common`` ones of ``parent``, then ``tokens``.
 
     ``salt`` is a pseudonym: equal salts of one log have the same.  ``adapter`` is a name and a digest.
+    ``num_prompt_tokens`` None is all of the tokens.
     """
 
     number: int
@@ -47,6 +48,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     parent: int | None = None
     common: int = 0
     skip_reading: bool = False
+    num_prompt_tokens: int | None = None
+    retention_priority: int = 0
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
@@ -148,7 +151,29 @@ class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
     result: bool | str
 
 
-Call = BeginStep | Lookup | Allocate | Fork | Commit | Rollback | Free | Reset
+class Pinned(msgspec.Struct, frozen=True):
+    """So many blocks, until then."""
+
+    num_blocks: int
+    until: float
+
+
+class PinCall(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
+    """``pin(request, seconds)``: None if that would be too much."""
+
+    number: int
+    seconds: float
+    result: Pinned | str | None
+
+
+class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
+    """``unpin(request_id)``."""
+
+    request_id: str
+    result: bool | str
+
+
+Call = BeginStep | Lookup | Allocate | Fork | Commit | Rollback | Free | Reset | PinCall | Unpin
 Record = Call | Seen | Tokens | Gone | State
 
 

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import ParamSpec, TypeVar
 from weakref import ref
 
-from headstart.cache import Allocation, CacheConfig, CacheRequest, KVCacheManager, PrefixHit
+from headstart.cache import Allocation, CacheConfig, CacheRequest, KVCacheManager, Pin, PrefixHit
 from headstart.engine.decisions import (
     Allocate,
     BeginStep,
@@ -27,12 +27,15 @@ from headstart.engine.decisions import (
     Gone,
     Granted,
     Lookup,
+    PinCall,
+    Pinned,
     Reset,
     Rollback,
     Seen,
     Sink,
     State,
     Tokens,
+    Unpin,
 )
 
 P = ParamSpec("P")
@@ -118,6 +121,15 @@ class RecordingManager(KVCacheManager):
         """Recorded with its success."""
         return self._record(Reset, bool, super().reset_prefix_cache)
 
+    def pin(self, request: CacheRequest, seconds: float) -> Pin | None:
+        """Recorded with what it pinned."""
+        record = partial(PinCall, self._number(request), seconds)
+        return self._record(record, _pinned, super().pin, request, seconds)
+
+    def unpin(self, request_id: str) -> bool:
+        """Recorded with its success."""
+        return self._record(partial(Unpin, request_id), bool, super().unpin, request_id)
+
     def close(self) -> None:
         """Write the last digest and close the sink.  Calls are answered as before, and no longer recorded."""
         try:
@@ -183,6 +195,8 @@ class RecordingManager(KVCacheManager):
                 above,
                 common,
                 request.skip_reading,
+                request.num_prompt_tokens if request.num_prompt_tokens < request.num_tokens else None,
+                request.retention_priority,
             )
         )
         return number
@@ -196,6 +210,10 @@ class RecordingManager(KVCacheManager):
 
 def _nothing(_: None) -> None:
     return None
+
+
+def _pinned(pin: Pin | None) -> Pinned | None:
+    return None if pin is None else Pinned(pin.num_blocks, pin.until)
 
 
 def _found(hit: PrefixHit) -> Found:

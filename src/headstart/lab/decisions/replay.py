@@ -31,12 +31,14 @@ from headstart.engine.decisions import (
     Free,
     Gone,
     Lookup,
+    PinCall,
     Record,
     Reset,
     Rollback,
     Seen,
     State,
     Tokens,
+    Unpin,
 )
 from headstart.engine.recording import RecordingManager
 from headstart.errors import HeadstartError, LogError
@@ -184,6 +186,10 @@ class Replay:
                 return partial(manager.free, self._request(number))
             case Reset():
                 return manager.reset_prefix_cache
+            case PinCall(number, seconds):
+                return partial(manager.pin, self._request(number), seconds)
+            case Unpin(request_id):
+                return partial(manager.unpin, request_id)
 
     def _meet(self, record: Seen) -> None:
         tokens = CacheRequest(record.request_id, record.tokens).tokens
@@ -192,7 +198,12 @@ class Replay:
         adapter = None if record.adapter is None else Adapter(*record.adapter)
         namespace = Namespace(adapter, record.salt)
         self._requests[record.number] = CacheRequest(
-            record.request_id, tokens, namespace=namespace, skip_reading=record.skip_reading
+            record.request_id,
+            tokens,
+            namespace=namespace,
+            skip_reading=record.skip_reading,
+            num_prompt_tokens=record.num_prompt_tokens,
+            retention_priority=record.retention_priority,
         )
         self._num_requests += 1
 
