@@ -8,10 +8,10 @@ has stays private to its request, since a tree cannot hold a path twice, and is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from headstart.cache.blocks import BlockPool, law
+from headstart.cache.blocks import FreeIds, law
 from headstart.cache.index import Lease, Mark, Match, PartialBlock
 from headstart.cache.keys import TOKEN_BYTES, CacheRequest
 from headstart.cache.listener import Announcer, Listener
@@ -53,11 +53,12 @@ class RadixLease(Lease):
 class RadixIndex:
     """Keeps the `PrefixIndex` protocol over one `RadixTree`."""
 
-    def __init__(self, config: CacheConfig, pool: BlockPool, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
         self._enabled = config.enable_prefix_caching
         self._block_size = config.block_size
         self._block_bytes = config.block_size * TOKEN_BYTES
-        self._pool = pool
+        self._num_blocks = config.num_blocks
+        self._free = FreeIds(config.num_blocks)
         self._tree = RadixTree(config.block_size)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
@@ -67,21 +68,20 @@ class RadixIndex:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._pool.free) + self._tree.num_idle_blocks
+        return len(self._free) + self._tree.num_idle_blocks
 
     @property
     def num_evicted_blocks(self) -> int:
         return self._num_evicted_blocks
 
     def free_block_ids(self) -> list[int]:
-        return [block.block_id for block in self._pool.free] + self._tree.idle_block_ids()
+        return [*self._free, *self._tree.idle_block_ids()]
 
-    def _give_back(self, block_ids: Iterable[int]) -> None:
-        self._pool.free.prepend_all(self._pool.blocks[block_id] for block_id in block_ids)
-
-    def _let_go(self, block_ids: Iterable[int]) -> None:
+    def _let_go(self, block_ids: list[int]) -> None:
         """Give back private blocks, but for those that a fork holds too."""
-        self._give_back([block_id for block_id in block_ids if not self._has_other_holders(block_id)])
+        if self._more_holders:
+            block_ids = [block_id for block_id in block_ids if not self._has_other_holders(block_id)]
+        self._free.prepend_all(block_ids)
 
     def _has_other_holders(self, block_id: int) -> bool:
         """Whether others hold the private block; counts the caller out if so."""
@@ -157,15 +157,13 @@ class RadixIndex:
         return RadixLease(request, list(match.block_ids), node)
 
     def take(self, lease: Lease, count: int) -> None:
-        free = self._pool.free
-        self._num_evicted_blocks += max(0, count - len(free))
-        for _ in range(count):
-            lease.block_ids.append(free.popleft().block_id if len(free) else self._evict())
-
-    def _evict(self) -> int:
-        block_id = self._tree.evict()
-        self._announcer.removed(block_id)
-        return block_id
+        unused = min(count, len(self._free))
+        lease.block_ids += self._free.take(unused)
+        if count > unused:
+            evicted = self._tree.evict(count - unused)
+            self._announcer.removed(evicted)
+            self._num_evicted_blocks += len(evicted)
+            lease.block_ids += evicted
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         assert isinstance(lease, RadixLease)
@@ -215,7 +213,7 @@ class RadixIndex:
     # -- the step --------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        self._give_back(self._tree.commit())
+        self._free.prepend_all(self._tree.commit())
         for new in self._unannounced:
             self._announcer.stored(new.request, new.start, new.block_ids, new.after)
 
@@ -223,7 +221,7 @@ class RadixIndex:
         self._unannounced.clear()
         for source in self._kept:
             self._tree.unlock(source)
-            self._give_back(self._tree.settle(source))
+            self._free.prepend_all(self._tree.settle(source))
         self._kept.clear()
 
     def mark(self, lease: Lease) -> Mark:
@@ -239,7 +237,7 @@ class RadixIndex:
         lease.num_published = mark.num_published
         taken = lease.block_ids[mark.num_blocks :]
         del lease.block_ids[mark.num_blocks :]
-        self._give_back(taken)
+        self._free.prepend_all(taken)
 
     # -- giving back -----------------------------------------------------------------------------
 
@@ -257,8 +255,7 @@ class RadixIndex:
         lease.block_ids.clear()
 
     def clear(self) -> None:
-        for block_id in self._tree.clear():
-            self._pool.free.append(self._pool.blocks[block_id])
+        self._free.append_all(self._tree.clear())
         self._announcer.cleared()
 
     # -- the state and the laws ------------------------------------------------------------------
@@ -275,7 +272,7 @@ class RadixIndex:
     def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = [lease for lease in leases if isinstance(lease, RadixLease)]
         self._tree.check([lease.node for lease in held] + self._kept)
-        owned = [block.block_id for block in self._pool.free]
+        owned = list(self._free)
         owned += [block_id for node in self._tree.nodes() for block_id in node.block_ids]
         private = Counter(kept)
         for lease in held:
@@ -289,6 +286,6 @@ class RadixIndex:
         forked = {block_id: count - 1 for block_id, count in private.items() if count > 1}
         law(forked == self._more_holders, f"I3: {forked} held by forks, {self._more_holders} counted")
         law(
-            sorted(owned) == list(range(len(self._pool))),
-            f"I1: {len(owned)} owned blocks of {len(self._pool)}, or one owned twice",
+            sorted(owned) == list(range(self._num_blocks)),
+            f"I1: {len(owned)} owned blocks of {self._num_blocks}, or one owned twice",
         )

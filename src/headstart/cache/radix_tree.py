@@ -207,17 +207,22 @@ class RadixTree:
                     self._make_idle(step)
             step = above
 
-    def evict(self) -> int:
-        """Give up the last block of the leaf that fell idle longest ago."""
-        node = self._idle.first()
-        if node is None or node.children:
-            raise CacheError(f"no block can be evicted: the first idle node is {node!r}")
-        block_id = node.block_ids.pop()
-        self.num_idle_blocks -= 1
-        if not node.block_ids:
-            self._idle.remove(node)
-            self._detach(node)
-        return block_id
+    def evict(self, count: int) -> list[int]:
+        """Give up ``count`` blocks, always the last one of the leaf that fell idle longest ago."""
+        evicted: list[int] = []
+        while len(evicted) < count:
+            node = self._idle.first()
+            if node is None or node.children:
+                raise CacheError(f"no block can be evicted: the first idle node is {node!r}")
+            kept = max(0, len(node.block_ids) - (count - len(evicted)))
+            tail = node.block_ids[kept:]
+            del node.block_ids[kept:]
+            self.num_idle_blocks -= len(tail)
+            evicted += reversed(tail)
+            if not node.block_ids:
+                self._idle.remove(node)
+                self._detach(node)
+        return evicted
 
     def clear(self) -> list[int]:
         """Drop everything; nothing may be locked."""
