@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.cache import KVCacheManager
+from headstart.cache.blocks import BlockPool
 from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
 
