@@ -8,7 +8,7 @@ has stays private to its request, since a tree cannot hold a path twice, and is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.cache.blocks import FreeIds, law
@@ -19,7 +19,7 @@ from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
 from headstart.config import CacheConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Place:
     """Where a match ended (None: at the root), and the node that holds the block to copy from."""
 
@@ -29,7 +29,7 @@ class _Place:
     source: Node | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Grown:
     """What a request added to the tree: its blocks from ``start`` on, behind block ``after``."""
 
@@ -37,6 +37,11 @@ class _Grown:
     start: int
     block_ids: tuple[int, ...]
     after: int | None
+
+
+def _pending_for(nodes: Iterable[Node]) -> frozenset[str]:
+    """The requests whose step will write one of the nodes."""
+    return frozenset([node.pending_for for node in nodes if node.pending_for is not None])
 
 
 class RadixLease(Lease):
@@ -109,7 +114,7 @@ class RadixIndex:
         if walk.inside is not None:
             block_ids += walk.inside.block_ids[: walk.num_inside]
             touched = [*touched, walk.inside]
-        shared_with = frozenset(node.pending_for for node in touched if node.pending_for is not None)
+        shared_with = _pending_for(touched)
         last = walk.nodes[-1] if walk.nodes else root
         rest = bytes(request.tokens[walk.offset : min(stop, walk.offset + self._block_bytes)])
         copy, source = self._partial(last, walk, rest)
@@ -117,18 +122,20 @@ class RadixIndex:
 
     def _partial(self, last: Node, walk: Walk, rest: bytes) -> tuple[PartialBlock | None, Node | None]:
         """The committed block behind the walk that shares the most tokens with ``rest``, and its node."""
-        if walk.inside is None:
-            candidates = [(child, 0) for child in self._tree.neighbours(last, rest)]
+        inside, index = walk.inside, walk.num_inside
+        candidates: Iterable[tuple[bytes, Node]]
+        if inside is None:
+            candidates = self._tree.neighbours(last, rest)
         else:
-            candidates = [(walk.inside, walk.num_inside)] if walk.inside.pending_for is None else []
-        best: tuple[PartialBlock | None, Node | None] = (None, None)
-        longest = 0
-        for node, index in candidates:
-            common = common_tokens(self._tree.block_run(node, index), rest)
+            candidates = [(self._tree.block_run(inside, index), inside)] if inside.pending_for is None else []
+        source, longest = None, 0
+        for run, node in candidates:
+            common = common_tokens(run, rest)
             if common > longest:
-                longest = common
-                best = PartialBlock(node.block_ids[index], common), node
-        return best
+                source, longest = node, common
+        if source is None:
+            return None, None
+        return PartialBlock(source.block_ids[index], longest), source
 
     def cost(self, match: Match) -> int:
         place = match.place or _Place()
@@ -183,12 +190,13 @@ class RadixIndex:
             lease.node = node
         if repeated < len(block_ids):
             rest = request.run(walk.offset // TOKEN_BYTES, stop // TOKEN_BYTES)
-            new, after = block_ids[repeated:], lease.node.block_ids[-1:]
-            start = lease.num_published + repeated
-            self._unannounced.append(_Grown(request, start, tuple(new), after[0] if after else None))
+            new = block_ids[repeated:]
+            if self._announcer.is_heard:
+                after = lease.node.block_ids[-1] if lease.node.block_ids else None
+                self._unannounced.append(_Grown(request, lease.num_published + repeated, tuple(new), after))
             lease.node = self._tree.grow(lease.node, rest, new, request.request_id)
         lease.num_published = num_blocks
-        return frozenset(node.pending_for for node in known if node.pending_for is not None)
+        return _pending_for(known)
 
     def fork(self, lease: Lease, request: CacheRequest) -> RadixLease:
         assert isinstance(lease, RadixLease)

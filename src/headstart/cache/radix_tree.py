@@ -67,7 +67,7 @@ class Root(Node):
         self.namespace = namespace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Walk:
     """How far a run of tokens could be followed down the tree, by whole blocks.
 
@@ -148,18 +148,25 @@ class RadixTree:
                 high = middle - 1
         return low
 
-    def neighbours(self, node: Node, rest: bytes) -> Iterator[Node]:
-        """The nearest committed children of ``node`` on either side of ``rest`` in byte order.
+    def neighbours(self, node: Node, rest: bytes) -> Iterator[tuple[bytes, Node]]:
+        """The nearest committed children of ``node`` on either side of ``rest``, with their keys.
 
-        In sorted order no key shares a longer prefix with ``rest`` than its nearest neighbours.
+        In sorted order no key shares a longer prefix with ``rest`` than its nearest neighbours; those
+        that do not begin with the same token are left out.
         """
         children = node.children
+        if not children:
+            return
+        keys, token = children.keys(), rest[:TOKEN_BYTES]
         place = children.bisect_left(rest)
-        for indices in (range(place, len(children)), range(place - 1, -1, -1)):
+        for indices in (range(place, len(keys)), range(place - 1, -1, -1)):
             for index in indices:
-                child: Node = children.peekitem(index)[1]
+                key: bytes = keys[index]
+                if not key.startswith(token):
+                    break
+                child: Node = children[key]
                 if child.pending_for is None:
-                    yield child
+                    yield key, child
                     break
 
     def run_of(self, node: Node) -> bytes:
