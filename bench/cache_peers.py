@@ -136,11 +136,11 @@ def running(name: str, command: Sequence[str], script: str, *arguments: object) 
         )
     except OSError as error:
         raise ConfigError(f"{name} cannot be started: {error}") from error
-    with process:
-        try:
-            yield Contender(process, name)
-        finally:
-            process.kill()
+    try:
+        yield Contender(process, name)
+    finally:
+        process.kill()
+        process.communicate()  # closes its pipes, also where an order was left in one
 
 
 def measure(contenders: dict[Entry, Contender], case: str, num_tokens: int, rounds: int, passes: int) -> Row:
