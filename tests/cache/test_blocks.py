@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headstart.cache.blocks import Block, BlockPool, LinkedQueue
+from headstart.cache.blocks import Block, BlockPool, FreeIds, LinkedQueue
 from headstart.errors import CacheError
 
 
@@ -121,3 +121,47 @@ def test_the_queue_agrees_with_a_list() -> None:
         assert list(queue) == model
         assert len(queue) == len(model)
         assert queue.first() is (model[0] if model else None)
+
+
+def test_many_are_taken_and_put_back_at_once() -> None:
+    queue, blocks = queue_of(5)
+    taken = queue.take(3)
+    assert [block.block_id for block in taken] == [0, 1, 2]
+    assert ids(queue) == [3, 4]
+    assert not any(block in queue for block in taken)
+    queue.append_all([blocks[2], blocks[0]])
+    assert ids(queue) == [3, 4, 2, 0]
+    queue.remove_all([blocks[4], blocks[0], blocks[3]])
+    assert ids(queue) == [2]
+    queue.append_all([blocks[4]])
+    assert [block.block_id for block in queue.take(2)] == [2, 4]
+    queue.append(blocks[1])
+    assert ids(queue) == [1]
+
+
+def test_a_mistake_among_many_leaves_the_queue_whole() -> None:
+    queue, blocks = queue_of(4)
+    with pytest.raises(CacheError, match="no free block is left"):
+        queue.take(5)
+    assert [block.block_id for block in queue.take(2)] == [0, 1]
+    for put in (queue.append_all, queue.prepend_all):
+        with pytest.raises(CacheError, match=r"Block\(0, ref_count=0\) is in the queue already"):
+            put([blocks[0], blocks[0]])
+        queue.remove(blocks[0])
+        assert ids(queue) == [2, 3]
+    with pytest.raises(CacheError, match=r"Block\(1, ref_count=0\) is not in the queue"):
+        queue.remove_all([blocks[2], blocks[1]])
+    assert ids(queue) == [3]
+
+
+def test_free_ids_go_out_at_the_front_and_come_back_at_either_end() -> None:
+    free = FreeIds(5)
+    assert (len(free), list(free)) == (5, [0, 1, 2, 3, 4])
+    assert free.take(3) == [0, 1, 2]
+    assert free.take(0) == []
+    free.prepend_all([2, 0])
+    free.append_all([1, 7])
+    assert (len(free), list(free)) == (6, [2, 0, 3, 4, 1, 7])
+    with pytest.raises(CacheError, match="no free block is left"):
+        free.take(7)
+    assert free.take(6) == [2, 0, 3, 4, 1, 7]

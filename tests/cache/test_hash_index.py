@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.cache import KVCacheManager
+from headstart.cache.blocks import BlockPool
 from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
 
@@ -24,7 +25,8 @@ def unhashed_first(num_blocks: int, block_size: int = 4) -> CheckedManager:
 
 
 def digest_of(manager: KVCacheManager, block_id: int) -> bytes | None:
-    return manager._pool.blocks[block_id].digest
+    pool: BlockPool = manager._index._pool  # type: ignore[attr-defined]  # of the hash index
+    return pool.blocks[block_id].digest
 
 
 def hashed(manager: KVCacheManager, name: str) -> list[bool]:
@@ -276,10 +278,10 @@ def test_a_shared_block_is_freed_with_its_last_request() -> None:
     run(manager, a)
     assert run(manager, b).num_tokens == 8
     assert manager.block_table("b") == [0, 1, 3]
-    assert [manager._pool.blocks[block_id].ref_count for block_id in range(4)] == [2, 2, 1, 1]
+    assert [manager._index._pool.blocks[block_id].ref_count for block_id in range(4)] == [2, 2, 1, 1]
     manager.free(a)
     assert manager.free_block_ids() == [2, 4, 5, 6, 7, 8]
-    assert [manager._pool.blocks[block_id].ref_count for block_id in range(4)] == [1, 1, 0, 1]
+    assert [manager._index._pool.blocks[block_id].ref_count for block_id in range(4)] == [1, 1, 0, 1]
     manager.free(b)
     assert manager.free_block_ids() == [3, 2, 4, 5, 6, 7, 8, 1, 0]
 

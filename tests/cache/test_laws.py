@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headstart.cache import CacheConfig, KVCacheManager
+from headstart.cache.blocks import BlockPool
 from headstart.errors import CacheError
 from tests.cache.checked import ask, run, serve
 
@@ -35,8 +36,17 @@ def set_to(target: Callable[[KVCacheManager], Any], name: str, value: Any) -> Br
     return lambda manager: setattr(target(manager), name, value)
 
 
+def index_of(manager: KVCacheManager) -> Any:
+    return manager._index
+
+
+def pool_of(manager: KVCacheManager) -> BlockPool:
+    pool: BlockPool = index_of(manager)._pool
+    return pool
+
+
 def block(number: int) -> Callable[[KVCacheManager], Any]:
-    return lambda manager: manager._pool.blocks[number]
+    return lambda manager: pool_of(manager).blocks[number]
 
 
 def ghost(manager: KVCacheManager) -> None:
@@ -47,7 +57,6 @@ def ghost(manager: KVCacheManager) -> None:
 
 
 COMMON: dict[str, tuple[Break, str]] = {
-    "a free block is lost": (lambda m: m._pool.free.popleft(), "I1"),
     "a block is listed twice": (lambda m: lease_of(m).block_ids.append(6), "I[13]"),
     "a table has a block too few": (lambda m: lease_of(m).block_ids.pop(), "I[13]"),
     "a table names a block of another": (lambda m: lease_of(m).block_ids.__setitem__(0, 0), "I[13]"),
@@ -60,38 +69,38 @@ COMMON: dict[str, tuple[Break, str]] = {
 }
 
 
-def index_of(manager: KVCacheManager) -> Any:
-    return manager._index
-
-
 def digest_of(manager: KVCacheManager, number: int) -> bytes:
-    digest = manager._pool.blocks[number].digest
+    digest = pool_of(manager).blocks[number].digest
     assert digest is not None
     return digest
 
 
 def block_0_first(manager: KVCacheManager) -> None:
-    first = manager._pool.blocks[0]
-    manager._pool.free.remove(first)
-    manager._pool.free.prepend_all([first])
+    first = pool_of(manager).blocks[0]
+    pool_of(manager).free.remove(first)
+    pool_of(manager).free.prepend_all([first])
 
 
 HASH: dict[str, tuple[Break, str]] = {
+    "a free block is lost": (lambda m: pool_of(m).free.popleft(), "I1"),
     "a reference too many": (set_to(block(4), "ref_count", 2), r"I3: Block\(4, ref_count=2\) is held by 1"),
     "a reference below zero": (
         set_to(block(0), "ref_count", -1),
         r"I3: .*ref_count=-1.* is held by 0",
     ),
-    "a held block is free": (lambda m: m._pool.free.append(m._pool.blocks[4]), "I1: .* both free and held"),
+    "a held block is free": (
+        lambda m: pool_of(m).free.append(pool_of(m).blocks[4]),
+        "I1: .* both free and held",
+    ),
     "a digest leads nowhere": (lambda m: index_of(m)._first.pop(digest_of(m, 2)), "I2: .* not under its"),
     "a digest leads to a stranger": (set_to(block(2), "digest", None), "I2: 5 entries for 4"),
-    "a parent is gone": (lambda m: index_of(m)._forget(m._pool.blocks[0]), "I7: .* without its parent"),
+    "a parent is gone": (lambda m: index_of(m)._forget(pool_of(m).blocks[0]), "I7: .* without its parent"),
     "a parent goes before its child": (
         block_0_first,
         r"I7: Block\(1, ref_count=0\) would outlive its parent Block\(0, ref_count=0\)",
     ),
     "pending without being findable": (set_to(block(5), "pending_for", "live"), "I4: .* pending"),
-    "the queue miscounts": (lambda m: setattr(m._pool.free, "_length", 4), "I1: the free queue counts 4"),
+    "the queue miscounts": (lambda m: setattr(pool_of(m).free, "_length", 4), "I1: the free queue counts 4"),
 }
 
 
@@ -115,6 +124,7 @@ def reverse_idle_order(manager: KVCacheManager) -> None:
 
 
 RADIX: dict[str, tuple[Break, str]] = {
+    "a free block is lost": (lambda m: index_of(m)._free.take(1), "I1"),
     "a lock too many": (set_to(node(3), "lock", 2), "I3: .*lock=2.* another number of holders"),
     "a lock too few": (set_to(node(3), "lock", 0), "I3: .*lock=0.* another number of holders"),
     "a held node has left": (lambda m: tree_of(m)._detach(node(3)(m)), "I[13]"),

@@ -127,12 +127,12 @@ def test_a_parent_is_not_evicted_before_its_children() -> None:
     tree = manager._index._tree  # type: ignore[attr-defined]  # of the radix index
     stub = tree.idle.popleft()  # as only a broken order could do
     with pytest.raises(CacheError, match=r"no block can be evicted: .*blocks=\[0, 1\].*children=1"):
-        tree.evict()
+        tree.evict(1)
     with pytest.raises(CacheError, match="only leaves can"):
         tree._detach(stub.parent)
     tree.clear()
     with pytest.raises(CacheError, match="no block can be evicted: the first idle node is None"):
-        tree.evict()
+        tree.evict(1)
 
 
 def test_a_namespace_is_forgotten_with_its_last_block() -> None:

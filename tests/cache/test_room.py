@@ -237,6 +237,7 @@ def test_a_radix_hit_costs_the_same_whatever_its_length() -> None:
         manager = KVCacheManager(CacheConfig(num_blocks=num_blocks + 2, block_size=2, index="radix"))
         tokens = range(2 * num_blocks)
         serve(manager, ask("first", tokens))
-        return count_calls(lambda: serve(manager, ask("again", [*tokens, 0])))
+        request = ask("again", [*tokens, 0])
+        return count_calls(lambda: serve(manager, request))
 
     assert cost(10_000) == cost(100)  # locks are counted on nodes, not on blocks

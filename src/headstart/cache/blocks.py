@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from headstart.cache.eviction import Use
@@ -33,8 +33,7 @@ class LinkedQueue(Generic[Item]):
         self._ends = Linked()  # one sentinel closes the ring: its next is the head, its prev the tail
         self._ends.prev = self._ends.next = self._ends
         self._length = 0
-        for item in items:
-            self.append(item)
+        self.append_all(items)
 
     def __len__(self) -> int:
         return self._length
@@ -57,15 +56,30 @@ class LinkedQueue(Generic[Item]):
         before.prev = item
         self._length += 1
 
+    def _link_all(self, items: Iterable[Item], before: Linked) -> None:
+        last = before.prev
+        try:
+            for item in items:
+                if item.next is not None:
+                    raise CacheError(f"{item!r} is in the queue already")
+                item.prev, item.next = last, before
+                last.next = item
+                last = item
+                self._length += 1
+        finally:  # the ring is closed, whatever came in between
+            before.prev = last
+
     def append(self, item: Item) -> None:
         """Put at the tail: taken last."""
         self._link(item, self._ends)
 
+    def append_all(self, items: Iterable[Item]) -> None:
+        """Put at the tail, in the order given: the last is taken last."""
+        self._link_all(items, self._ends)
+
     def prepend_all(self, items: Iterable[Item]) -> None:
         """Put at the front, in the order given: the first is taken next."""
-        head = self._ends.next
-        for item in items:
-            self._link(item, head)
+        self._link_all(items, self._ends.next)
 
     def insert_after(self, place: Item, item: Item) -> None:
         """Put directly behind ``place``."""
@@ -79,6 +93,16 @@ class LinkedQueue(Generic[Item]):
         item.prev = item.next = None
         self._length -= 1
 
+    def remove_all(self, items: Iterable[Item]) -> None:
+        """Take out each of them."""
+        for item in items:
+            before, behind = item.prev, item.next
+            if behind is None:
+                raise CacheError(f"{item!r} is not in the queue")
+            before.next, behind.prev = behind, before
+            item.prev = item.next = None
+            self._length -= 1
+
     def first(self) -> Item | None:
         """The head, left where it is; None when empty."""
         head = self._ends.next
@@ -86,11 +110,57 @@ class LinkedQueue(Generic[Item]):
 
     def popleft(self) -> Item:
         """Take the head.  Raises ``CacheError`` when empty."""
-        head: Item = self._ends.next
-        if head is self._ends:
-            raise CacheError("no free block is left: whoever takes must ask for room first")
-        self.remove(head)
-        return head
+        return self.take(1)[0]
+
+    def take(self, count: int) -> list[Item]:
+        """Take ``count`` from the head on.  Raises ``CacheError``, and takes none, when fewer are left."""
+        if count > self._length:
+            raise _no_room()
+        taken: list[Item] = []
+        item = self._ends.next
+        for _ in range(count):
+            taken.append(item)
+            following = item.next
+            item.prev = item.next = None
+            item = following
+        self._ends.next, item.prev = item, self._ends
+        self._length -= count
+        return taken
+
+
+class FreeIds:
+    """The free blocks, by id, of an index that never takes one out of the middle."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._ids = list(reversed(range(num_blocks)))  # the last is taken next
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(self._ids)
+
+    def take(self, count: int) -> list[int]:
+        """Take ``count`` from the head on.  Raises ``CacheError``, and takes none, when fewer are left."""
+        rest = len(self._ids) - count
+        if rest < 0:
+            raise _no_room()
+        taken = self._ids[rest:]
+        del self._ids[rest:]
+        taken.reverse()
+        return taken
+
+    def append_all(self, ids: Sequence[int]) -> None:
+        """Put at the tail, in the order given: the last is taken last.  Moves all that are there."""
+        self._ids[:0] = reversed(ids)
+
+    def prepend_all(self, ids: Sequence[int]) -> None:
+        """Put at the front, in the order given: the first is taken next."""
+        self._ids += reversed(ids)
+
+
+def _no_room() -> CacheError:
+    return CacheError("no free block is left: whoever takes must ask for room first")
 
 
 class Evictable(Linked):
@@ -109,9 +179,9 @@ class Evictable(Linked):
 
 
 class Block(Evictable):
-    """One block of KV memory: ``block_size`` token slots that belong together.
+    """One block of KV memory, ``block_size`` token slots that belong together, as the `hash` index sees it.
 
-    The rest is the `hash` index's, which counts on blocks what the radix index counts on nodes:
+    The radix index counts on nodes what is counted here, and knows blocks by their ids alone.
     ``ref_count`` is the number of block tables that hold it, ``digest`` makes it findable, ``parent`` is
     the digest before it in the chain, ``pending_for`` names the request whose K and V of the current
     step will fill it, until that step commits.

@@ -158,8 +158,8 @@ class EvictionPolicy:
     def split(self, use: Use, upper: Use) -> None:
         """The idle ``upper`` was a part of ``use``."""
 
-    def evicted(self, use: Use) -> None:
-        """A block of it was given up for its slots."""
+    def evicted(self, use: Use, count: int) -> None:
+        """``count`` blocks of it were given up for their slots."""
 
     def advance(self, now: float) -> Iterable[Use]:
         """Time has come to ``now``.  Returns the idle ones whose rank has changed by that."""
@@ -189,7 +189,7 @@ class Ageing(EvictionPolicy):
     def __init__(self) -> None:
         self.floor = 0.0
 
-    def evicted(self, use: Use) -> None:
+    def evicted(self, use: Use, count: int) -> None:  # noqa: ARG002  # it has one score
         """Whoever is used from now on stands above what has gone."""
         self.floor = max(self.floor, use.score)
 
@@ -284,10 +284,10 @@ class Slru(EvictionPolicy):
         if use in self._protected:
             self._protected[upper] = None
 
-    def evicted(self, use: Use) -> None:
-        """One block fewer."""
+    def evicted(self, use: Use, count: int) -> None:
+        """So many fewer."""
         if use in self._protected:
-            self._num_blocks -= 1
+            self._num_blocks -= count
 
     def state(self) -> object:
         """Who is protected, by place."""

@@ -30,18 +30,18 @@ from headstart.errors import CacheError
 class HashIndex:
     """Keeps the `PrefixIndex` protocol with one dictionary lookup per block."""
 
-    def __init__(self, config: CacheConfig, pool: BlockPool, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
         self._block_size = config.block_size
         self._enabled = config.enable_prefix_caching
         # A queue that is LRU may mix blocks with and without a hash; where use decides, the latter go first.
         mixed = config.free_order == "reverse" and config.policy == "lru" and not config.evict_generated_first
         self._unhashed_first = not (mixed and self._enabled)
         self._hasher = BlockHasher(config.block_size, algorithm=config.hash_algorithm)
-        self._pool = pool
+        self._pool = BlockPool(config.num_blocks)
         self._first: dict[bytes, Block] = {}
         self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
-        self._pending: list[tuple[CacheRequest, int, Block]] = []  # with its place in the request
-        self._order: VictimOrder[Block] = make_order(config, pool.free, self)
+        self._pending: list[tuple[CacheRequest, int, list[Block]]] = []  # from which place in the request on
+        self._order: VictimOrder[Block] = make_order(config, self._pool.free, self)
         self._num_below: Counter[bytes] = Counter()  # of a digest: findable digests that continue it
         self._pins: Pins[bytes, Block] = Pins(self._order, self._path)
         self._announcer = Announcer(config.num_blocks, listeners)
@@ -90,20 +90,21 @@ class HashIndex:
     # -- reading ---------------------------------------------------------------------------------
 
     def match(self, request: CacheRequest, limit: int) -> Match:
-        found: list[int] = []
-        shared_with = set()
-        for digest in self._hasher.extend(request, limit // self._block_size)[: limit // self._block_size]:
-            block = self._first.get(digest)
+        num_blocks = limit // self._block_size
+        found: list[Block] = []
+        for block in map(self._first.get, self._hasher.extend(request, num_blocks)[:num_blocks]):
             if block is None:
                 break
-            found.append(block.block_id)
-            if block.pending_for is not None:
-                shared_with.add(block.pending_for)
-        return Match(found, shared_with=frozenset(shared_with))
+            found.append(block)
+        shared_with = {block.pending_for for block in found if block.pending_for is not None}
+        return Match([block.block_id for block in found], None, frozenset(shared_with))
+
+    def _blocks(self, block_ids: Iterable[int]) -> list[Block]:
+        blocks = self._pool.blocks
+        return [blocks[block_id] for block_id in block_ids]
 
     def cost(self, match: Match) -> int:
-        blocks = self._pool.blocks
-        return sum(blocks[block_id].ref_count == 0 for block_id in match.block_ids)
+        return sum([not block.ref_count for block in self._blocks(match.block_ids)])
 
     # -- taking ----------------------------------------------------------------------------------
 
@@ -111,44 +112,49 @@ class HashIndex:
         self._order.begin_step(now)
 
     def admit(self, request: CacheRequest, match: Match) -> Lease:
-        for block_id in match.block_ids:
-            block = self._pool.blocks[block_id]
-            if block.ref_count == 0:
-                self._order.remove(block)
+        hit = self._blocks(match.block_ids)
+        self._order.remove_all([block for block in hit if not block.ref_count])
+        for block in hit:
             block.ref_count += 1
-        self._claim(request, ((i, self._pool.blocks[b]) for i, b in enumerate(match.block_ids)))
+        self._claim(request, enumerate(hit))
         return Lease(request, list(match.block_ids))
 
     def take(self, lease: Lease, count: int) -> None:
-        for _ in range(count):
-            block = self._order.popleft()
+        base = self._order.base
+        taken = base.take(min(count, len(base)))
+        for block in taken:
             if block.digest is not None:
                 self._give_up(block)
-                self._num_evicted_blocks += 1
+        while len(taken) < count:  # who is next depends on who has gone
+            taken.append(block := self._order.popleft())
+            self._give_up(block)
+        for block in taken:
             block.ref_count = 1
-            lease.block_ids.append(block.block_id)
+        lease.block_ids += [block.block_id for block in taken]
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
-        digests = self._hasher.extend(lease.request, num_blocks)
-        found: list[tuple[int, Block]] = []
-        for index in range(lease.num_published, num_blocks):
-            block = self._pool.blocks[lease.block_ids[index]]
+        request, start = lease.request, lease.num_published
+        request_id, add_first = request.request_id, self._first.setdefault
+        filled = self._blocks(lease.block_ids[start:num_blocks])
+        digests = self._hasher.extend(request, num_blocks)
+        parent = digests[start - 1] if start else None
+        found: list[Block] = []
+        for block, digest in zip(filled, digests[start:num_blocks], strict=True):
             if block.digest is not None:
                 raise CacheError(f"{block!r} carries a digest already")
-            block.digest = digests[index]
-            block.parent = digests[index - 1] if index else None
-            block.pending_for = lease.request.request_id
-            first = self._first.setdefault(block.digest, block)
+            block.digest, block.parent, block.pending_for = digest, parent, request_id
+            first = add_first(digest, block)
             if first is not block:
-                self._copies.setdefault(block.digest, []).append(block)
+                self._copies.setdefault(digest, []).append(block)
                 self._order.review(first)
-            elif block.parent is not None:
-                self._num_below[block.parent] += 1
-            found.append((index, first))
-            self._pending.append((lease.request, index, block))
-        self._claim(lease.request, found)
+            elif parent is not None and self._order.uses_shape:
+                self._num_below[parent] += 1
+            found.append(first)
+            parent = digest
+        self._pending.append((request, start, filled))
+        self._claim(request, enumerate(found, start))
         lease.num_published = num_blocks
         return frozenset()
 
@@ -183,6 +189,7 @@ class HashIndex:
             self._order.evicted(block)
             if use is not None and use.pins:
                 self._pins.moved(digest, parent)
+        self._num_evicted_blocks += 1
         self._forget(block)
 
     def _forget(self, block: Block) -> None:
@@ -200,7 +207,7 @@ class HashIndex:
             self._announcer.moved(block.block_id, self._first[digest].block_id)
         else:
             del self._first[digest]
-            self._announcer.removed(block.block_id)
+            self._announcer.removed([block.block_id])
             self._count_out(block)
         if not copies:
             self._copies.pop(digest, None)
@@ -211,7 +218,7 @@ class HashIndex:
     def _count_out(self, block: Block) -> None:
         """Nothing is found under the block's digest any more."""
         parent = block.parent
-        if parent is None:
+        if parent is None or not self._order.uses_shape:
             return
         self._num_below[parent] -= 1
         if self._num_below[parent] == 0:
@@ -222,13 +229,20 @@ class HashIndex:
     # -- the step --------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        for _, _, block in self._pending:
-            block.pending_for = None
-        self._announce()
+        for _, _, blocks in self._pending:
+            for block in blocks:
+                block.pending_for = None
+        if self._announcer.is_heard:
+            self._announce()
 
     def _announce(self) -> None:
         """Tell of the pending blocks that are the first with their content, run by run."""
-        new = [entry for entry in self._pending if self._is_news(entry[2])]
+        new = [
+            (request, start + offset, block)
+            for request, start, blocks in self._pending
+            for offset, block in enumerate(blocks)
+            if self._is_news(block)
+        ]
         for _, run in groupby(enumerate(new), lambda entry: (id(entry[1][0]), entry[1][1] - entry[0])):
             request, start, block = (entries := [entry for _, entry in run])[0]
             after = None if block.parent is None else self._first[block.parent].block_id
@@ -259,25 +273,30 @@ class HashIndex:
     # -- giving back -----------------------------------------------------------------------------
 
     def release(self, lease: Lease, num_tokens: int) -> None:  # noqa: ARG002  # full blocks are findable already
-        unhashed_first: list[Block] = []
-        free = self._order
-        for block_id in reversed(lease.block_ids):
-            block = self._pool.blocks[block_id]
+        held = self._blocks(reversed(lease.block_ids))
+        lease.block_ids.clear()
+        for block in held:
             block.ref_count -= 1
-            if block.ref_count > 0:
-                continue
+        idle = [block for block in held if not block.ref_count]
+        if self._copies:
+            idle = self._without_copies(idle)
+        if self._unhashed_first:
+            self._pool.free.prepend_all([block for block in idle if block.digest is None])
+            idle = [block for block in idle if block.digest is not None]
+        self._order.append_all(idle)
+
+    def _without_copies(self, idle: list[Block]) -> list[Block]:
+        """Forget the extra copies; a first copy that is free leaves the queue and takes its turn behind."""
+        order: list[Block] = []
+        for block in idle:
+            order.append(block)
             first = self._first[block.digest] if block.digest is not None else None
             if first is not None and first is not block:
                 self._forget(block)
-            if block.digest is None and self._unhashed_first:
-                unhashed_first.append(block)
-            else:
-                free.append(block)
-            if first is not None and first is not block and first.ref_count == 0:
-                free.remove(first)
-                free.append(first)
-        self._pool.free.prepend_all(unhashed_first)
-        lease.block_ids.clear()
+                if first.ref_count == 0:
+                    self._order.remove(first)
+                    order.append(first)
+        return order
 
     def clear(self) -> None:
         self._order.drain()
@@ -362,6 +381,7 @@ class HashIndex:
         indexed = len(self._first) + sum(map(len, self._copies.values()))
         law(indexed == findable, f"I2: {indexed} entries for {findable} findable blocks")
         law(len(order) == len(self._order), f"I1: the free queue counts {len(self._order)}")
-        below = Counter(block.parent for block in self._first.values() if block.parent is not None)
-        law(below == self._num_below, f"I7: {sum(below.values())} blocks continue others, not as counted")
+        if self._order.uses_shape:
+            below = Counter(block.parent for block in self._first.values() if block.parent is not None)
+            law(below == self._num_below, f"I7: {sum(below.values())} blocks continue others, not as counted")
         self._order.check(self._first.values())

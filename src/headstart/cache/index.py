@@ -33,7 +33,7 @@ class PartialBlock:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Match:
     """What an index found: whole blocks to share and, in the radix index, a part of one to copy.
 
@@ -47,7 +47,7 @@ class Match:
     place: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Mark:
     """How a lease stood before a step's first grant, so that the grant can be taken back."""
 

@@ -42,6 +42,11 @@ class Announcer:
         self._listeners = tuple(listeners)
         self._announced = bytearray(num_blocks)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
     def stored(self, request: CacheRequest, start: int, block_ids: Sequence[int], after: int | None) -> None:
         """See `Listener`, as for all of these."""
         if not self._listeners:
@@ -62,12 +67,15 @@ class Announcer:
             for listener in self._listeners:
                 listener.moved(block_id, to)
 
-    def removed(self, block_id: int) -> None:
-        """Nothing, if the block was not announced."""
-        if self._announced[block_id]:
-            self._announced[block_id] = 0
-            for listener in self._listeners:
-                listener.removed(block_id)
+    def removed(self, block_ids: Sequence[int]) -> None:
+        """Nothing of those blocks that were not announced."""
+        if not self._listeners:
+            return
+        for block_id in block_ids:
+            if self._announced[block_id]:
+                self._announced[block_id] = 0
+                for listener in self._listeners:
+                    listener.removed(block_id)
 
     def cleared(self) -> None:
         """All of it."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from headstart.cache.blocks import BlockPool
 from headstart.cache.hash_index import HashIndex
 from headstart.cache.index import BlockCopy, Lease, Mark, Match, PartialBlock, PrefixIndex
 from headstart.cache.keys import CacheRequest
@@ -143,9 +142,8 @@ class KVCacheManager:
 
     def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
         self.config = config
-        self._pool = BlockPool(config.num_blocks)
         make_index = HashIndex if config.index == "hash" else RadixIndex
-        self._index: PrefixIndex = make_index(config, self._pool, listeners)
+        self._index: PrefixIndex = make_index(config, listeners)
         self._holdings: dict[str, _Holding] = {}
         self._step: dict[str, _Grant] = {}  # in the order of the step's first grants
         self._version = 0  # counts changes, so that an outdated hit is noticed

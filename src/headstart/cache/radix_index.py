@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headstart.cache.blocks import BlockPool, law
+from headstart.cache.blocks import FreeIds, law
 from headstart.cache.eviction import Claim
 from headstart.cache.index import Lease, Mark, Match, PartialBlock
 from headstart.cache.keys import TOKEN_BYTES, CacheRequest
@@ -20,7 +20,7 @@ from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
 from headstart.config import CacheConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Place:
     """Where a match ended (None: at the root), and the node that holds the block to copy from."""
 
@@ -30,7 +30,7 @@ class _Place:
     source: Node | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Grown:
     """What a request added to the tree: its blocks from ``start`` on, behind block ``after``."""
 
@@ -38,6 +38,11 @@ class _Grown:
     start: int
     block_ids: tuple[int, ...]
     after: int | None
+
+
+def _pending_for(nodes: Iterable[Node]) -> frozenset[str]:
+    """The requests whose step will write one of the nodes."""
+    return frozenset([node.pending_for for node in nodes if node.pending_for is not None])
 
 
 class RadixLease(Lease):
@@ -54,12 +59,13 @@ class RadixLease(Lease):
 class RadixIndex:
     """Keeps the `PrefixIndex` protocol over one `RadixTree`."""
 
-    def __init__(self, config: CacheConfig, pool: BlockPool, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
         self._enabled = config.enable_prefix_caching
         self._generated_first = config.evict_generated_first
         self._block_size = config.block_size
         self._block_bytes = config.block_size * TOKEN_BYTES
-        self._pool = pool
+        self._num_blocks = config.num_blocks
+        self._free = FreeIds(config.num_blocks)
         self._tree = RadixTree(config)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
@@ -69,21 +75,20 @@ class RadixIndex:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._pool.free) + self._tree.num_idle_blocks
+        return len(self._free) + self._tree.num_idle_blocks
 
     @property
     def num_evicted_blocks(self) -> int:
         return self._num_evicted_blocks
 
     def free_block_ids(self) -> list[int]:
-        return [block.block_id for block in self._pool.free] + self._tree.idle_block_ids()
+        return [*self._free, *self._tree.idle_block_ids()]
 
-    def _give_back(self, block_ids: Iterable[int]) -> None:
-        self._pool.free.prepend_all(self._pool.blocks[block_id] for block_id in block_ids)
-
-    def _let_go(self, block_ids: Iterable[int]) -> None:
+    def _let_go(self, block_ids: list[int]) -> None:
         """Give back private blocks, but for those that a fork holds too."""
-        self._give_back([block_id for block_id in block_ids if not self._has_other_holders(block_id)])
+        if self._more_holders:
+            block_ids = [block_id for block_id in block_ids if not self._has_other_holders(block_id)]
+        self._free.prepend_all(block_ids)
 
     def _has_other_holders(self, block_id: int) -> bool:
         """Whether others hold the private block; counts the caller out if so."""
@@ -111,7 +116,7 @@ class RadixIndex:
         if walk.inside is not None:
             block_ids += walk.inside.block_ids[: walk.num_inside]
             touched = [*touched, walk.inside]
-        shared_with = frozenset(node.pending_for for node in touched if node.pending_for is not None)
+        shared_with = _pending_for(touched)
         last = walk.nodes[-1] if walk.nodes else root
         rest = bytes(request.tokens[walk.offset : min(stop, walk.offset + self._block_bytes)])
         copy, source = self._partial(last, walk, rest)
@@ -119,18 +124,20 @@ class RadixIndex:
 
     def _partial(self, last: Node, walk: Walk, rest: bytes) -> tuple[PartialBlock | None, Node | None]:
         """The committed block behind the walk that shares the most tokens with ``rest``, and its node."""
-        if walk.inside is None:
-            candidates = [(child, 0) for child in self._tree.neighbours(last, rest)]
+        inside, index = walk.inside, walk.num_inside
+        candidates: Iterable[tuple[bytes, Node]]
+        if inside is None:
+            candidates = self._tree.neighbours(last, rest)
         else:
-            candidates = [(walk.inside, walk.num_inside)] if walk.inside.pending_for is None else []
-        best: tuple[PartialBlock | None, Node | None] = (None, None)
-        longest = 0
-        for node, index in candidates:
-            common = common_tokens(self._tree.block_run(node, index), rest)
+            candidates = [(self._tree.block_run(inside, index), inside)] if inside.pending_for is None else []
+        source, longest = None, 0
+        for run, node in candidates:
+            common = common_tokens(run, rest)
             if common > longest:
-                longest = common
-                best = PartialBlock(node.block_ids[index], common), node
-        return best
+                source, longest = node, common
+        if source is None:
+            return None, None
+        return PartialBlock(source.block_ids[index], longest), source
 
     def cost(self, match: Match) -> int:
         place = match.place or _Place()
@@ -181,15 +188,13 @@ class RadixIndex:
         return RadixLease(request, list(match.block_ids), node)
 
     def take(self, lease: Lease, count: int) -> None:
-        free = self._pool.free
-        self._num_evicted_blocks += max(0, count - len(free))
-        for _ in range(count):
-            lease.block_ids.append(free.popleft().block_id if len(free) else self._evict())
-
-    def _evict(self) -> int:
-        block_id = self._tree.evict()
-        self._announcer.removed(block_id)
-        return block_id
+        unused = min(count, len(self._free))
+        lease.block_ids += self._free.take(unused)
+        if count > unused:
+            evicted = self._tree.evict(count - unused)
+            self._announcer.removed(evicted)
+            self._num_evicted_blocks += len(evicted)
+            lease.block_ids += evicted
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         assert isinstance(lease, RadixLease)
@@ -211,16 +216,18 @@ class RadixIndex:
             self._claim(request, node, place, is_use=False)  # it was not found, or its copy counts
             lease.node = node
         if repeated < len(block_ids):
-            new, after = block_ids[repeated:], lease.node.block_ids[-1:]
+            new = block_ids[repeated:]
             start = lease.num_published + repeated
-            self._unannounced.append(_Grown(request, start, tuple(new), after[0] if after else None))
+            if self._announcer.is_heard:
+                after = lease.node.block_ids[-1] if lease.node.block_ids else None
+                self._unannounced.append(_Grown(request, start, tuple(new), after))
             for first, last in self._parts(request, start, num_blocks):
                 run = request.run(first * self._block_size, last * self._block_size)
                 blocks = lease.block_ids[first:last]
                 lease.node = self._tree.grow(lease.node, run, blocks, request.request_id)
                 self._claim(request, lease.node, last)
         lease.num_published = num_blocks
-        return frozenset(node.pending_for for node in known if node.pending_for is not None)
+        return _pending_for(known)
 
     def _parts(self, request: CacheRequest, start: int, stop: int) -> list[tuple[int, int]]:
         """Blocks ``start`` to ``stop`` as they become nodes: cut at the prompt's end if answers go first."""
@@ -253,7 +260,7 @@ class RadixIndex:
     # -- the step --------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        self._give_back(self._tree.commit())
+        self._free.prepend_all(self._tree.commit())
         for new in self._unannounced:
             self._announcer.stored(new.request, new.start, new.block_ids, new.after)
 
@@ -261,7 +268,7 @@ class RadixIndex:
         self._unannounced.clear()
         for source in self._kept:
             self._tree.unlock(source)
-            self._give_back(self._tree.settle(source))
+            self._free.prepend_all(self._tree.settle(source))
         self._kept.clear()
 
     def mark(self, lease: Lease) -> Mark:
@@ -277,7 +284,7 @@ class RadixIndex:
         lease.num_published = mark.num_published
         taken = lease.block_ids[mark.num_blocks :]
         del lease.block_ids[mark.num_blocks :]
-        self._give_back(taken)
+        self._free.prepend_all(taken)
 
     # -- giving back -----------------------------------------------------------------------------
 
@@ -296,8 +303,7 @@ class RadixIndex:
         lease.block_ids.clear()
 
     def clear(self) -> None:
-        for block_id in self._tree.clear():
-            self._pool.free.append(self._pool.blocks[block_id])
+        self._free.append_all(self._tree.clear())
         self._announcer.cleared()
 
     # -- pins ------------------------------------------------------------------------------------
@@ -342,7 +348,7 @@ class RadixIndex:
     def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = [lease for lease in leases if isinstance(lease, RadixLease)]
         self._tree.check([lease.node for lease in held] + self._kept)
-        owned = [block.block_id for block in self._pool.free]
+        owned = list(self._free)
         owned += [block_id for node in self._tree.nodes() for block_id in node.block_ids]
         private = Counter(kept)
         for lease in held:
@@ -356,8 +362,8 @@ class RadixIndex:
         forked = {block_id: count - 1 for block_id, count in private.items() if count > 1}
         law(forked == self._more_holders, f"I3: {forked} held by forks, {self._more_holders} counted")
         law(
-            sorted(owned) == list(range(len(self._pool))),
-            f"I1: {len(owned)} owned blocks of {len(self._pool)}, or one owned twice",
+            sorted(owned) == list(range(self._num_blocks)),
+            f"I1: {len(owned)} owned blocks of {self._num_blocks}, or one owned twice",
         )
 
 

@@ -75,7 +75,7 @@ class Root(Node):
         self.namespace = namespace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Walk:
     """How far a run of tokens could be followed down the tree, by whole blocks.
 
@@ -170,18 +170,25 @@ class RadixTree:
                 high = middle - 1
         return low
 
-    def neighbours(self, node: Node, rest: bytes) -> Iterator[Node]:
-        """The nearest committed children of ``node`` on either side of ``rest`` in byte order.
+    def neighbours(self, node: Node, rest: bytes) -> Iterator[tuple[bytes, Node]]:
+        """The nearest committed children of ``node`` on either side of ``rest``, with their keys.
 
-        In sorted order no key shares a longer prefix with ``rest`` than its nearest neighbours.
+        In sorted order no key shares a longer prefix with ``rest`` than its nearest neighbours; those
+        that do not begin with the same token are left out.
         """
         children = node.children
+        if not children:
+            return
+        keys, token = children.keys(), rest[:TOKEN_BYTES]
         place = children.bisect_left(rest)
-        for indices in (range(place, len(children)), range(place - 1, -1, -1)):
+        for indices in (range(place, len(keys)), range(place - 1, -1, -1)):
             for index in indices:
-                child: Node = children.peekitem(index)[1]
+                key: bytes = keys[index]
+                if not key.startswith(token):
+                    break
+                child: Node = children[key]
                 if child.pending_for is None:
-                    yield child
+                    yield key, child
                     break
 
     def run_of(self, node: Node) -> bytes:
@@ -229,21 +236,26 @@ class RadixTree:
                     self._make_idle(step)
             step = above
 
-    def evict(self) -> int:
-        """Give up the last block of the leaf that is the next victim."""
-        node = self.idle.first()
-        if node is None or node.children:
-            raise CacheError(f"no block can be evicted: the first idle node is {node!r}")
-        block_id = node.block_ids.pop()
-        self.idle.evicted(node)
-        self.num_idle_blocks -= 1
-        if not node.block_ids:
-            if node.use is not None and node.use.pins:
-                above = node.parent
-                self.pins.moved(node, above if above is not None and above.parent is not None else None)
-            self.idle.remove(node)
-            self._detach(node)
-        return block_id
+    def evict(self, count: int) -> list[int]:
+        """Give up ``count`` blocks, always the last one of the leaf that is the next victim."""
+        evicted: list[int] = []
+        while len(evicted) < count:
+            node = self.idle.first()
+            if node is None or node.children:
+                raise CacheError(f"no block can be evicted: the first idle node is {node!r}")
+            kept = max(0, len(node.block_ids) - (count - len(evicted)))
+            tail = node.block_ids[kept:]
+            del node.block_ids[kept:]
+            self.idle.evicted(node, len(tail))
+            self.num_idle_blocks -= len(tail)
+            evicted += reversed(tail)
+            if not node.block_ids:
+                if node.use is not None and node.use.pins:
+                    above = node.parent
+                    self.pins.moved(node, above if above is not None and above.parent is not None else None)
+                self.idle.remove(node)
+                self._detach(node)
+        return evicted
 
     def clear(self) -> list[int]:
         """Drop everything; nothing may be locked."""

@@ -45,6 +45,9 @@ class VictimOrder(Generic[Item]):
     Items without a `Use` stand in the base, the others where their rank and score put them.
     """
 
+    uses_shape = False
+    """Whether it asks what continues an item."""
+
     def __init__(self, base: LinkedQueue[Item], *, generated_first: bool) -> None:
         self.base = base
         self.num_pinned_blocks = 0
@@ -69,6 +72,16 @@ class VictimOrder(Generic[Item]):
     def remove(self, item: Item) -> None:
         """It is idle no more."""
         raise NotImplementedError
+
+    def append_all(self, items: Iterable[Item]) -> None:
+        """They fell idle, in this order."""
+        for item in items:
+            self.append(item)
+
+    def remove_all(self, items: Iterable[Item]) -> None:
+        """They are idle no more."""
+        for item in items:
+            self.remove(item)
 
     def first(self) -> Item | None:
         """The next victim, left where it is; None if there is none."""
@@ -95,10 +108,10 @@ class VictimOrder(Generic[Item]):
     def review(self, item: Item) -> None:
         """What continues it may have come or gone."""
 
-    def evicted(self, item: Item) -> None:
-        """The last block of its content was given up."""
+    def evicted(self, item: Item, count: int = 1) -> None:
+        """The last ``count`` blocks of its content were given up."""
         if item.use is not None and item.use.pins:
-            self.num_pinned_blocks -= 1
+            self.num_pinned_blocks -= count
 
     def pin(self, item: Item, sign: int) -> None:
         """One pin more (``sign`` 1) or fewer (-1) is on it."""
@@ -157,6 +170,22 @@ class LruOrder(VictimOrder[Item]):
         super().__init__(base, generated_first=generated_first)
         self._lowest: Rank = (False, True, 0, not generated_first)
         self._ranked: SortedDict = SortedDict()  # rank → queue, none of them empty
+
+    def append_all(self, items: Iterable[Item]) -> None:
+        """At the tails of their ranks."""
+        items = list(items)
+        if any(item.use is not None for item in items):
+            super().append_all(items)
+        else:
+            self.base.append_all(items)
+
+    def remove_all(self, items: Iterable[Item]) -> None:
+        """Wherever they stand."""
+        items = list(items)
+        if any(item.use is not None for item in items):
+            super().remove_all(items)
+        else:
+            self.base.remove_all(items)
 
     def _queue_of(self, use: Use | None) -> LinkedQueue[Item]:
         rank = self._lowest if use is None else use.rank
@@ -231,6 +260,8 @@ class LruOrder(VictimOrder[Item]):
 
 class ScoredOrder(VictimOrder[Item]):
     """Lowest rank and score first; O(log n) per event."""
+
+    uses_shape = True
 
     def __init__(
         self, base: LinkedQueue[Item], policy: EvictionPolicy, shape: Shape[Item], *, generated_first: bool
@@ -343,11 +374,11 @@ class ScoredOrder(VictimOrder[Item]):
         elif use not in self._ready:
             self._ready.push(use, use.key)
 
-    def evicted(self, item: Item) -> None:
+    def evicted(self, item: Item, count: int = 1) -> None:
         """Told to the policy."""
-        super().evicted(item)
+        super().evicted(item, count)
         if item.use is not None:
-            self._policy.evicted(item.use)
+            self._policy.evicted(item.use, count)
 
     def _give_place(self, use: Use) -> None:
         use.place = self._num_places
