@@ -81,9 +81,8 @@ class Turnover:
         """Seconds per block taken, nearly all of which are evicted."""
         manager = self._manager
         requests = [self._new() for _ in range(PROMPTS_PER_ROUND)]
-        hits = []
-        for request in requests:  # digests are computed here, and are no part of the figure
-            hits.append(manager.get_computed_blocks(request).num_tokens)
+        # The digests are computed here, and are no part of the figure.
+        hits = [manager.get_computed_blocks(request).num_tokens for request in requests]
         before, spent = manager.num_evicted_blocks, 0.0
         for request in requests:
             self._count += 1
@@ -100,7 +99,7 @@ class Turnover:
 
 
 def figure(index: PrefixIndexName, policy: PolicyName, rounds: int) -> Figure:
-    """Measure one policy, both pools in turn.  Without the garbage collector, whose time grows with the heap."""
+    """Measure one policy, both pools in turn.  Without the garbage collector: its time is the heap's."""
     pools = [Turnover(num_blocks, index, policy) for num_blocks in POOLS]
     gc.collect()
     gc.disable()
@@ -149,9 +148,7 @@ def main(
     worst = max(found, key=lambda each: each.ratio)
     reached = worst.ratio <= GOAL
     print(text)
-    print(
-        f"\n{'Reached' if reached else 'MISSED'}: at worst {worst.ratio:.2f} ({worst.index}, {worst.policy})."
-    )
+    print(f"\n{'Reached' if reached else 'MISSED'}: {worst.ratio:.2f} with {worst.index}, {worst.policy}.")
     if write:
         document = ROOT / "docs" / "benchmarks.md"
         publish("eviction-cost", {document: text})
