@@ -136,6 +136,28 @@ def test_cost_ages(index: str) -> None:
     assert cached(manager, [*deep, 0]) < 40
 
 
+# Copies in the `hash` index
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_what_is_known_of_a_content_passes_to_the_copy_that_is_left(policy: str) -> None:
+    manager = make_manager(4, index="hash", policy=policy)
+    first, second = ask("first", range(5)), ask("second", range(5))
+    for request in (first, second):  # side by side, without looking
+        assert manager.allocate_slots(request, 5) is not None
+        manager.commit_step()
+    manager.free(first)
+    assert manager.pin(ask("keep", range(4)), 10.0) is not None
+    stranger = ask("stranger", range(50, 58))
+    assert manager.allocate_slots(stranger, 8) is not None  # takes the first copy, too
+    manager.commit_step()
+    assert [pin.num_blocks for pin in manager.pins] == [1]
+    assert cached(manager, range(5)) == 4
+    assert manager.unpin("keep")
+    manager.free(second)
+    assert cached(manager, range(5)) == 4
+
+
 # The heap
 
 

@@ -192,6 +192,7 @@ def test_a_higher_priority_stays_longer(make: Make) -> None:
     serve(manager, CacheRequest("dear", A, retention_priority=5))
     serve(manager, ask("b", B))
     serve(manager, CacheRequest("c", C, retention_priority=1))
+    serve(manager, ask("dear again", A))  # who wants it kept longest decides
     serve(manager, ask("b again", [*B, 1]))  # neither use nor recency comes before it
     stranger, found = ask("stranger", []), []
     while take(manager, stranger) is not None:
@@ -211,6 +212,19 @@ def test_priority_reaches_what_it_builds_on(make: Make) -> None:
     assert cached(manager, [*A, 5, 6, 7, 8, 0]) == 12
     assert cached(manager, [*A, 1, 2, 3, 4, 0]) == 8
     assert cached(manager, [*B[:4], 0]) == 0
+
+
+def test_priority_reaches_all_the_way_up(make: Make) -> None:
+    manager = make(8)
+    one, two = [*A, *B, 1, 2, 3, 4], [*A, *B, 5, 6, 7, 8]  # they part behind two blocks more than
+    for name, tokens in (("one", one), ("two", two), ("three", [*A, *C[:4]])):  # the third
+        serve(manager, ask(name, tokens))
+    serve(manager, CacheRequest("dear", one, retention_priority=9))
+    stranger = ask("stranger", [])
+    for _ in range(3):
+        assert take(manager, stranger) is not None
+    assert cached(manager, [*one, 0]) == 20
+    assert cached(manager, [*two, 0]) == 16
 
 
 @pytest.mark.parametrize("wrong", [-1, 101, 1.5, "1", True, None])
