@@ -183,11 +183,12 @@ class RadixIndex:
         known = walk.nodes
         if walk.inside is not None:
             known = [*known, self._tree.split(walk.inside, walk.num_inside)]
-        repeated = sum(len(node.block_ids) for node in known)
-        lease.repeats.update(block_ids[:repeated])
+        repeated = 0
         for node in known:
             self._tree.lock_one(node)
             lease.node = node
+            repeated += len(node.block_ids)
+        lease.repeats.update(block_ids[:repeated])
         if repeated < len(block_ids):
             rest = request.run(walk.offset // TOKEN_BYTES, stop // TOKEN_BYTES)
             new = block_ids[repeated:]
