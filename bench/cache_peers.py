@@ -145,7 +145,7 @@ def running(name: str, command: Sequence[str], script: str, *arguments: object) 
 
 def measure(contenders: dict[Entry, Contender], case: str, num_tokens: int, rounds: int, passes: int) -> Row:
     """One row: in each round, everybody in turn."""
-    for contender in set(contenders.values()):
+    for contender in dict.fromkeys(contenders.values()):
         contender.order(case=case, tokens=num_tokens)
     seconds: dict[Entry, list[float]] = {entry: [] for entry in contenders}
     hits: dict[Entry, int] = {}

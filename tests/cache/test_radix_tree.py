@@ -81,6 +81,17 @@ def test_leaves_go_before_their_parents_the_oldest_first() -> None:
     assert found == [(5, 2), (5, 0), (4, 0), (2, 0), (0, 0)]
 
 
+def test_many_blocks_are_evicted_in_the_order_that_is_listed() -> None:
+    manager = radix(8)
+    serve(manager, ask("old", range(12)))
+    serve(manager, ask("new", range(100, 116)))
+    listed = manager.free_block_ids()
+    run(manager, ask("taker", range(200, 224)))  # the unused one, all of "old", two of "new"
+    assert manager.block_table("taker") == listed[:6] == [7, 2, 1, 0, 6, 5]
+    assert cached(manager, range(100, 117)) == 8
+    assert manager.num_evicted_blocks == 5
+
+
 def test_a_copy_from_a_block_is_no_use_of_what_follows_it() -> None:
     manager = radix(12)
     serve(manager, ask("old", range(16)))

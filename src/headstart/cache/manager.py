@@ -352,7 +352,8 @@ class KVCacheManager:
                 for other, grant in self._step.items()
                 if gone in grant.shared_with and other not in withdrawn
             ]
-        self._withdraw(set(withdrawn))
+        if withdrawn:
+            self._withdraw(set(withdrawn))
         holding = self._holdings.pop(request_id, None)
         if holding is not None:
             self._index.release(holding.lease, holding.num_computed)

@@ -207,14 +207,14 @@ class RadixIndex:
         known = walk.nodes
         if walk.inside is not None:
             known = [*known, self._tree.split(walk.inside, walk.num_inside)]
-        repeated = sum(len(node.block_ids) for node in known)
-        lease.repeats.update(block_ids[:repeated])
-        place = lease.num_published
+        repeated = 0
         for node in known:
             self._tree.lock_one(node)
-            place += len(node.block_ids)
-            self._claim(request, node, place, is_use=False)  # it was not found, or its copy counts
+            repeated += len(node.block_ids)
+            # It was not found, or its copy counts: this is no use.
+            self._claim(request, node, lease.num_published + repeated, is_use=False)
             lease.node = node
+        lease.repeats.update(block_ids[:repeated])
         if repeated < len(block_ids):
             new = block_ids[repeated:]
             start = lease.num_published + repeated

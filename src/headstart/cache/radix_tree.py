@@ -130,7 +130,10 @@ class RadixTree:
 
     def make_root(self, namespace: Namespace) -> Root:
         """The top of the namespace's tree, made if need be.  It goes when it is bare and unlocked."""
-        return self._roots.setdefault(namespace, Root(namespace))
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Root(namespace)
+        return root
 
     def idle_block_ids(self) -> list[int]:
         """Blocks that nothing holds, the next victim first."""
@@ -177,7 +180,7 @@ class RadixTree:
         that do not begin with the same token are left out.
         """
         children = node.children
-        if not children:
+        if not children or not rest:
             return
         keys, token = children.keys(), rest[:TOKEN_BYTES]
         place = children.bisect_left(rest)
