@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from headstart.config import CacheConfig, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from headstart.config import (
+    CacheConfig,
+    EngineConfig,
+    HashAlgorithm,
+    KVConfig,
+    ModelConfig,
+    SchedulerConfig,
+    is_cryptographic,
+)
 from headstart.errors import ConfigError
 
 POSITIVE = [
@@ -24,9 +32,10 @@ CHOICES = [
     (CacheConfig, "index", "radix, hash"),
     (CacheConfig, "policy", "lru"),
     (CacheConfig, "free_order", "reverse, unhashed_first"),
-    (CacheConfig, "hash_algorithm", "sha256_cbor"),
+    (CacheConfig, "hash_algorithm", "sha256, sha256_cbor, xxhash, xxhash_cbor"),
     (KVConfig, "prefix_index", "radix, hash"),
     (KVConfig, "eviction_policy", "lru"),
+    (KVConfig, "prefix_caching_hash_algo", "sha256, sha256_cbor, xxhash, xxhash_cbor"),
     (SchedulerConfig, "scheduling_policy", "fcfs, priority"),
     (ModelConfig, "dtype", "auto, bfloat16, float16, float32"),
 ]
@@ -127,8 +136,20 @@ def test_the_defaults_of_the_design() -> None:
 
 
 def test_the_core_gets_what_the_engine_was_told() -> None:
-    told = KVConfig(block_size=4, prefix_index="hash", eviction_policy="lru", enable_prefix_caching=False)
-    assert told.cache(num_blocks=7) == CacheConfig(7, 4, "hash", "lru", enable_prefix_caching=False)
+    told = KVConfig(
+        block_size=4,
+        prefix_index="hash",
+        eviction_policy="lru",
+        enable_prefix_caching=False,
+        prefix_caching_hash_algo="xxhash",
+    )
+    expected = CacheConfig(7, 4, "hash", "lru", enable_prefix_caching=False, hash_algorithm="xxhash")
+    assert told.cache(num_blocks=7) == expected
+
+
+def test_sha256_is_cryptographic_and_xxhash_is_not() -> None:
+    found = {name: is_cryptographic(name) for name in get_args(HashAlgorithm)}
+    assert found == {"sha256": True, "sha256_cbor": True, "xxhash": False, "xxhash_cbor": False}
 
 
 # Flat options

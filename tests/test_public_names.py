@@ -28,9 +28,11 @@ CACHE = {
     "CacheRequest": "headstart.cache.keys",
     "CacheStats": "headstart.cache.manager",
     "KVCacheManager": "headstart.cache.manager",
+    "MediaSpan": "headstart.cache.media",
     "Namespace": "headstart.cache.keys",
     "PartialBlock": "headstart.cache.index",
     "PrefixHit": "headstart.cache.manager",
+    "PromptEmbeds": "headstart.cache.media",
 }
 
 

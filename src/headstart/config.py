@@ -15,7 +15,7 @@ from headstart.errors import ConfigError
 PrefixIndexName = Literal["radix", "hash"]
 PolicyName = Literal["lru"]
 FreeOrder = Literal["reverse", "unhashed_first"]
-HashAlgorithm = Literal["sha256_cbor"]
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KernelsName = Literal["auto", "torch"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -44,6 +44,15 @@ def _positive(name: str, value: object, most: int = _MOST) -> None:  # a caller 
     _require(isinstance(value, int) and value <= most, f"{name} must be at most {most}, not {value!r}")
 
 
+def is_cryptographic(algorithm: str) -> bool:
+    """Whether nobody can make two prompts of one digest: what isolation between tenants asks for.
+
+    Raises ``ConfigError`` for an unknown algorithm.
+    """
+    _one_of("hash_algorithm", algorithm, HashAlgorithm)
+    return algorithm.startswith("sha256")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The cache core's part.
@@ -51,7 +60,8 @@ class CacheConfig:
     ``num_blocks`` blocks of ``block_size`` token slots each.  ``free_order`` is the `hash` index's
     choice where freed blocks without a hash go: to the tail with the others (``reverse``, as in the
     published vLLM V1 design) or to the front, to be taken first (``unhashed_first``, as in vLLM 0.32).
-    The radix index always does the latter.
+    The radix index always does the latter.  ``hash_algorithm`` makes the digests of blocks, which the
+    `hash` index looks up and events and tiers name; the names are vLLM's.
     """
 
     num_blocks: int
@@ -106,6 +116,7 @@ class KVConfig:
     prefix_index: PrefixIndexName = "radix"
     eviction_policy: PolicyName = "lru"
     enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: HashAlgorithm = "sha256_cbor"
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory_bytes is not None:
@@ -115,6 +126,7 @@ class KVConfig:
         _positive("block_size", self.block_size)
         _one_of("prefix_index", self.prefix_index, PrefixIndexName)
         _one_of("eviction_policy", self.eviction_policy, PolicyName)
+        _one_of("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HashAlgorithm)
         _require(
             self.kv_cache_memory_bytes is None or self.num_blocks is None,
             "give kv_cache_memory_bytes or num_blocks, not both",
@@ -128,6 +140,7 @@ class KVConfig:
             index=self.prefix_index,
             policy=self.eviction_policy,
             enable_prefix_caching=self.enable_prefix_caching,
+            hash_algorithm=self.prefix_caching_hash_algo,
         )
 
 

@@ -241,10 +241,10 @@ def test_a_law_that_is_broken_is_found_by_checking(tmp_path: Path, monkeypatch: 
         (b'{"format": "something else", "version": 1}\n', "no decision log"),
         (gzip.compress(b"hello\n"), "no decision log"),
         (
-            b'{"format": "headstart decision log", "version": 2}\n',
-            "of format 2, .* reads format 1",
+            b'{"format": "headstart decision log", "version": 1}\n',
+            "of format 1, .* reads format 2",
         ),
-        (b'{"format": "headstart decision log", "version": 1}\n', "header that makes no sense"),
+        (b'{"format": "headstart decision log", "version": 2}\n', "header that makes no sense"),
         (b"\x1f\x8bnot gzip at all", "damaged"),
     ],
 )

@@ -1,8 +1,9 @@
-"""Stateful property tests of the cache core, both indexes, against an oracle that stores whole token lists.
+"""Stateful property tests of the cache core, both indexes, against an oracle that stores whole prompts.
 
 The oracle knows nothing of trees and digests.  It keeps what every slot of every block would hold
-if a model ran: the namespace and the entire token list up to that slot.  A hit is right if every slot
-it hands out holds exactly the request's own prefix; it is complete if no longer one could be had.
+if a model ran: the namespace and the entire list up to that slot of tokens, with the images and
+embeddings that stand behind them.  A hit is right if every slot it hands out holds exactly the request's
+own prefix; it is complete if no longer one could be had.  The radix index's ends inside no image.
 Requests that skip reading, and preempted ones that come back, are among those it sees.
 """
 
@@ -23,10 +24,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
-from tests.cache.follower import Follower
+from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
+from tests.cache.follower import Follower, Prefix, Symbol, symbols, units
 
-Content = tuple[Namespace, tuple[int, ...]]
+IMAGES = {2: "cafe" * 4, 3: "beef" * 4}  # by their number of tokens
+ROWS = [b"aabbccdd", b"aabbccee", b"xxbbccdd"]  # four of two bytes
 GARBAGE = "never written"
 EXAMPLES = int(os.environ.get("HEADSTART_FUZZ_EXAMPLES", "150"))
 
@@ -42,7 +44,7 @@ class Live:
     before: int | None = None  # tokens computed before the open step granted something; None: nothing yet
     admitted_now: bool = False
     replaced: int | None = None  # the block that its table lost in the open step, held until the step ends
-    writes: dict[tuple[int, int], Content] = field(default_factory=dict)
+    writes: dict[tuple[int, int], Prefix] = field(default_factory=dict)
     copies: dict[tuple[int, int], object] = field(default_factory=dict)
 
 
@@ -51,8 +53,8 @@ class Cached:
     """A block that should be findable: the prefix before it and the tokens in it."""
 
     namespace: Namespace
-    parent: tuple[int, ...]
-    tokens: tuple[int, ...]
+    parent: tuple[Symbol, ...]
+    tokens: tuple[Symbol, ...]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -82,14 +84,25 @@ class CacheMachine(RuleBasedStateMachine):
 
     # -- the oracle ------------------------------------------------------------------------------
 
-    def content(self, request: CacheRequest, position: int) -> Content:
-        return request.namespace, tuple(request.token_ids(0, position + 1))
+    def symbols(self, request: CacheRequest, start: int, stop: int) -> tuple[Symbol, ...]:
+        return symbols(request, self.size, stop)[start:]
+
+    def content(self, request: CacheRequest, position: int) -> Prefix:
+        return request.namespace, self.symbols(request, 0, position + 1)
 
     def expected_hit(self, request: CacheRequest) -> int:
-        tokens, size = tuple(request.token_ids()), self.size
-        limit = len(tokens) - 1
+        limit = request.num_tokens - 1
         if request.skip_reading:
             limit = min(limit, self.committed.get(request.request_id, 0))
+        hit = self.longest(request, limit)
+        if self.index == "radix":
+            while inside := [start for start, end, _ in units(request, self.size) if start < hit < end]:
+                hit = self.longest(request, min(inside))
+        return hit
+
+    def longest(self, request: CacheRequest, limit: int) -> int:
+        """The longest cached prefix of at most ``limit`` tokens."""
+        tokens, size = self.symbols(request, 0, request.num_tokens), self.size
         full = {(c.namespace, c.parent + c.tokens) for c in self.cached.values() if len(c.tokens) == size}
         hit = 0
         while hit + size <= limit and (request.namespace, tokens[: hit + size]) in full:
@@ -126,8 +139,8 @@ class CacheMachine(RuleBasedStateMachine):
                 continue
             entry = Cached(
                 request.namespace,
-                tuple(request.token_ids(0, stop - size)),
-                tuple(request.token_ids(stop - size, stop)),
+                self.symbols(request, 0, stop - size),
+                self.symbols(request, stop - size, stop),
             )
             if self.index == "radix" and self.is_cached(entry):
                 continue  # a repeat stays private
@@ -198,6 +211,8 @@ class CacheMachine(RuleBasedStateMachine):
         blind=st.integers(0, 9),
         keep_copy=st.booleans(),
         skip_reading=st.sampled_from([False, False, True]),
+        images=st.lists(st.tuples(st.sampled_from([2, 3]), st.integers(0, 3)), max_size=2),
+        rows=st.sampled_from([None, None, None, *ROWS]),
     )
     def admit(
         self,
@@ -207,10 +222,22 @@ class CacheMachine(RuleBasedStateMachine):
         blind: int,
         keep_copy: bool,
         skip_reading: bool,
+        images: list[tuple[int, int]],
+        rows: bytes | None,
     ) -> None:
         self.counter += 1
+        media: list[MediaSpan] = []
+        for length, gap in images:
+            offset = gap + (media[-1].end if media else 0)
+            if offset + length <= len(tokens):
+                media.append(MediaSpan(IMAGES[length], offset, length))
         request = CacheRequest(
-            f"r{self.counter}", tokens, namespace=Namespace(salt=salt), skip_reading=skip_reading
+            f"r{self.counter}",
+            tokens,
+            namespace=Namespace(salt=salt),
+            media=media,
+            prompt_embeds=None if rows is None or len(tokens) < 4 else PromptEmbeds(rows, 4),
+            skip_reading=skip_reading,
         )
         self.let_in(request, chunk, blind, keep_copy, counts=not skip_reading)
 
@@ -300,11 +327,14 @@ class CacheMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(n for n, live in self.live.items() if live.before is None)))
         live = self.live[name]
         self.counter += 1
-        tokens = [*live.request.token_ids(0, live.computed), token]
+        known = max([live.computed, *(end for _, end, _ in units(live.request, self.size))])
+        tokens = [*live.request.token_ids(0, known), token]
         child = CacheRequest(
             f"r{self.counter}",
             tokens,
             namespace=live.request.namespace,
+            media=live.request.media,
+            prompt_embeds=live.request.prompt_embeds,
             skip_reading=live.request.skip_reading,
         )
         free, table = self.manager.free_block_ids(), self.manager.block_table(name)
@@ -383,8 +413,8 @@ class CacheMachine(RuleBasedStateMachine):
             start = computed - computed % self.size
             entry = Cached(
                 live.request.namespace,
-                tuple(live.request.token_ids(0, start)),
-                tuple(live.request.token_ids(start, computed)),
+                self.symbols(live.request, 0, start),
+                self.symbols(live.request, start, computed),
             )
             if not self.is_cached(entry):
                 self.cached[table[start // self.size]] = entry

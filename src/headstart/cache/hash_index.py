@@ -15,15 +15,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
 from headstart.cache.index import Lease, Mark, Match
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
+from headstart.cache.tokens import TOKEN_BYTES
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
+
+_AT_ONCE = 512
+"""Blocks that a lookup hashes and compares before it asks whether all were found."""
 
 
 class HashIndex:
@@ -40,6 +44,7 @@ class HashIndex:
         self._pending: list[tuple[CacheRequest, int, Block]] = []  # with its place in the request
         self._announcer = Announcer(config.num_blocks, listeners)
         self._num_evicted_blocks = 0
+        self._num_collisions = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -49,22 +54,60 @@ class HashIndex:
     def num_evicted_blocks(self) -> int:
         return self._num_evicted_blocks
 
+    @property
+    def num_collisions(self) -> int:
+        return self._num_collisions
+
     def free_block_ids(self) -> list[int]:
         return [block.block_id for block in self._pool.free]
 
     # -- reading ---------------------------------------------------------------------------------
 
     def match(self, request: CacheRequest, limit: int) -> Match:
-        found: list[int] = []
-        shared_with = set()
-        for digest in self._hasher.extend(request, limit // self._block_size)[: limit // self._block_size]:
-            block = self._first.get(digest)
-            if block is None:
+        found: list[Block] = []
+        for start in range(0, limit // self._block_size, _AT_ONCE):
+            stop = min(start + _AT_ONCE, limit // self._block_size)
+            digests = self._hasher.extend(request, stop)[start:stop]
+            blocks: list[Block] = []
+            for digest in digests:
+                block = self._first.get(digest)
+                if block is None:
+                    break
+                blocks.append(block)
+            found += blocks
+            if not self._are_all_of(request, start, blocks):
+                own = (self._is_of(request, index, block) for index, block in enumerate(blocks, start))
+                del found[start + sum(takewhile(bool, own)) :]
+                self._count_collision(request)
+            if len(found) < stop:
                 break
-            found.append(block.block_id)
-            if block.pending_for is not None:
-                shared_with.add(block.pending_for)
-        return Match(found, shared_with=frozenset(shared_with))
+        shared_with = {block.pending_for for block in found if block.pending_for is not None}
+        return Match([block.block_id for block in found], shared_with=frozenset(shared_with))
+
+    def _are_all_of(self, request: CacheRequest, start: int, blocks: list[Block]) -> bool:
+        """`_is_of` for a row of blocks from ``start`` on, compared together."""
+        if not blocks:
+            return True
+        size, stop, digests = self._block_size, start + len(blocks), request.digests
+        parents = digests[start - 1 : stop - 1] if start else [None, *digests[: stop - 1]]
+        return (
+            request.tokens.startswith(b"".join([block.run for block in blocks]), start * size * TOKEN_BYTES)
+            and [block.parent for block in blocks] == parents
+            and [block.identity for block in blocks] == request.identities(start, stop, size)
+        )
+
+    def _is_of(self, request: CacheRequest, index: int, block: Block) -> bool:
+        """Whether ``block`` holds the content of the request's ``index``-th block, if those before do."""
+        size = self._block_size
+        return (
+            block.run == request.run(index * size, (index + 1) * size)
+            and block.parent == (request.digests[index - 1] if index else None)
+            and block.identity == request.identities(index, index + 1, size)[0]
+        )
+
+    def _count_collision(self, request: CacheRequest) -> None:
+        self._num_collisions += not request.has_collided
+        request.has_collided = True
 
     def cost(self, match: Match) -> int:
         blocks = self._pool.blocks
@@ -92,18 +135,27 @@ class HashIndex:
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
-        digests = self._hasher.extend(lease.request, num_blocks)
-        for index in range(lease.num_published, num_blocks):
+        request, size = lease.request, self._block_size
+        digests = self._hasher.extend(request, num_blocks)
+        start = lease.num_published
+        identities = request.identities(start, num_blocks, size)
+        for index in range(start, num_blocks):
             block = self._pool.blocks[lease.block_ids[index]]
             if block.digest is not None:
                 raise CacheError(f"{block!r} carries a digest already")
+            first = self._first.setdefault(digests[index], block)
+            if first is not block and not self._is_of(request, index, first):
+                self._count_collision(request)  # neither this block nor what follows it can be found
+                break
             block.digest = digests[index]
             block.parent = digests[index - 1] if index else None
-            block.pending_for = lease.request.request_id
-            if self._first.setdefault(block.digest, block) is not block:
+            block.run = request.run(index * size, (index + 1) * size)
+            block.identity = identities[index - start]
+            block.pending_for = request.request_id
+            if first is not block:
                 self._copies.setdefault(block.digest, []).append(block)
-            self._pending.append((lease.request, index, block))
-        lease.num_published = num_blocks
+            self._pending.append((request, index, block))
+            lease.num_published = index + 1
         return frozenset()
 
     def fork(self, lease: Lease, request: CacheRequest) -> Lease:
@@ -144,6 +196,7 @@ class HashIndex:
         if not copies:
             self._copies.pop(digest, None)
         block.digest = block.parent = block.pending_for = None
+        block.run, block.identity = b"", None
 
     # -- the step --------------------------------------------------------------------------------
 
@@ -208,6 +261,7 @@ class HashIndex:
     def clear(self) -> None:
         for block in self._pool.blocks:
             block.digest = block.parent = block.pending_for = None
+            block.run, block.identity = b"", None
         self._first.clear()
         self._copies.clear()
         self._announcer.cleared()

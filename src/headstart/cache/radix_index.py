@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.cache.blocks import BlockPool, law
+from headstart.cache.codes import Codes
 from headstart.cache.index import Lease, Mark, Match, PartialBlock
-from headstart.cache.keys import TOKEN_BYTES, CacheRequest
+from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
 from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
+from headstart.cache.tokens import TOKEN_BYTES
 from headstart.config import CacheConfig
 
 
@@ -59,6 +61,7 @@ class RadixIndex:
         self._block_bytes = config.block_size * TOKEN_BYTES
         self._pool = pool
         self._tree = RadixTree(config.block_size)
+        self._codes = Codes(config.num_blocks, config.block_size)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
         self._announcer = Announcer(config.num_blocks, listeners)
@@ -72,6 +75,10 @@ class RadixIndex:
     @property
     def num_evicted_blocks(self) -> int:
         return self._num_evicted_blocks
+
+    @property
+    def num_collisions(self) -> int:
+        return 0  # content is compared, nothing else
 
     def free_block_ids(self) -> list[int]:
         return [block.block_id for block in self._pool.free] + self._tree.idle_block_ids()
@@ -98,10 +105,25 @@ class RadixIndex:
 
     def match(self, request: CacheRequest, limit: int) -> Match:
         root = self._tree.find_root(request.namespace)
-        if root is None or limit < 1:
+        if root is None:
             return Match(place=_Place(root))
-        stop = limit * TOKEN_BYTES
-        walk = self._tree.walk(root, request.tokens, 0, stop)
+        run = self._codes.find(request)
+        match = self._match(root, run, limit)
+        while not request.is_plain:  # an end inside an image is moved to its start, where another may end
+            copied = match.copy.num_tokens if match.copy else 0
+            num_tokens = len(match.block_ids) * self._block_size + copied
+            whole = self._codes.whole(request, num_tokens)
+            if whole == num_tokens:
+                break
+            match = self._match(root, run, whole)
+        return match
+
+    def _match(self, root: Node, run: bytearray, limit: int) -> Match:
+        """The longest cached prefix of ``run``, at most ``limit`` tokens."""
+        stop = min(limit * TOKEN_BYTES, len(run))
+        if stop <= 0:
+            return Match(place=_Place(root))
+        walk = self._tree.walk(root, run, 0, stop)
         block_ids: list[int] = []
         for node in walk.nodes:
             block_ids += node.block_ids
@@ -111,7 +133,7 @@ class RadixIndex:
             touched = [*touched, walk.inside]
         shared_with = frozenset(node.pending_for for node in touched if node.pending_for is not None)
         last = walk.nodes[-1] if walk.nodes else root
-        rest = bytes(request.tokens[walk.offset : min(stop, walk.offset + self._block_bytes)])
+        rest = bytes(run[walk.offset : min(stop, walk.offset + self._block_bytes)])
         copy, source = self._partial(last, walk, rest)
         return Match(block_ids, copy, shared_with, _Place(last, walk.inside, walk.num_inside, source))
 
@@ -143,6 +165,8 @@ class RadixIndex:
     # -- taking ----------------------------------------------------------------------------------
 
     def admit(self, request: CacheRequest, match: Match) -> RadixLease:
+        if self._enabled:
+            self._codes.make(request)  # what is used is remembered
         place = match.place or _Place()
         node = place.node or self._tree.make_root(request.namespace)
         if place.inside is not None:
@@ -172,9 +196,14 @@ class RadixIndex:
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
         request = lease.request
+        size = self._block_size
+        run = self._codes.make(request, lease.num_published * size, num_blocks * size)
+        num_blocks = min(num_blocks, len(run) // self._block_bytes)
+        if num_blocks <= lease.num_published:
+            return frozenset()
         stop = num_blocks * self._block_bytes
         block_ids = lease.block_ids[lease.num_published : num_blocks]
-        walk = self._tree.walk(lease.node, request.tokens, lease.num_published * self._block_bytes, stop)
+        walk = self._tree.walk(lease.node, run, lease.num_published * self._block_bytes, stop)
         known = walk.nodes
         if walk.inside is not None:
             known = [*known, self._tree.split(walk.inside, walk.num_inside)]
@@ -184,7 +213,7 @@ class RadixIndex:
             self._tree.lock_one(node)
             lease.node = node
         if repeated < len(block_ids):
-            rest = request.run(walk.offset // TOKEN_BYTES, stop // TOKEN_BYTES)
+            rest = bytes(run[walk.offset : stop])
             new, after = block_ids[repeated:], lease.node.block_ids[-1:]
             start = lease.num_published + repeated
             self._unannounced.append(_Grown(request, start, tuple(new), after[0] if after else None))
@@ -247,9 +276,11 @@ class RadixIndex:
         assert isinstance(lease, RadixLease)
         private = lease.block_ids[lease.num_published :]
         start = lease.num_published * self._block_size
-        if self._enabled and num_tokens > start and self.holders(private[0]) == 1:
-            tail = lease.request.run(start, num_tokens)
-            covered = self._tree.keep_stub(lease.node, tail, private[0])
+        rest = num_tokens - start  # a block or more only if the index could not publish it
+        if self._enabled and 0 < rest < self._block_size and self.holders(private[0]) == 1:
+            run = self._codes.make(lease.request, start, num_tokens)
+            tail = bytes(run[start * TOKEN_BYTES : num_tokens * TOKEN_BYTES])
+            covered = self._tree.keep_stub(lease.node, tail, private[0]) if tail else None
             if covered is not None:
                 private[:1] = covered
         self._let_go([*private, *lease.repeats])
@@ -259,12 +290,14 @@ class RadixIndex:
     def clear(self) -> None:
         for block_id in self._tree.clear():
             self._pool.free.append(self._pool.blocks[block_id])
+        self._codes.clear()
         self._announcer.cleared()
 
     # -- the state and the laws ------------------------------------------------------------------
 
     def state(self, leases: list[Lease]) -> Iterator[object]:
         yield from self._tree.state()
+        yield self._codes.state()
         yield [node.block_ids for node in self._kept]
         yield sorted(self._more_holders.items())
         for lease in leases:

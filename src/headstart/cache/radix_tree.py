@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from sortedcontainers import SortedDict
 
 from headstart.cache.blocks import Linked, LinkedQueue, law
-from headstart.cache.keys import TOKEN_BYTES, Namespace
+from headstart.cache.keys import Namespace
+from headstart.cache.tokens import TOKEN_BYTES
 from headstart.errors import CacheError
 
 _NO_CHILDREN: SortedDict = SortedDict()  # shared by all leaves and never written: most nodes are leaves

@@ -18,7 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
-from headstart.config import DtypeName, EngineConfig, KernelsName, PrefixIndexName, SchedulingPolicy
+from headstart.config import (
+    DtypeName,
+    EngineConfig,
+    HashAlgorithm,
+    KernelsName,
+    PrefixIndexName,
+    SchedulingPolicy,
+)
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import HeadstartError
@@ -139,6 +146,14 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = True,
+    prefix_caching_hash_algo: Annotated[
+        HashAlgorithm,
+        typer.Option(
+            help="How blocks are named in the hash index and in KV events; the names and the bytes are "
+            "vLLM's. The xxhash ones are faster, and no protection against prompts made to collide.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = "sha256_cbor",
     max_num_batched_tokens: Annotated[
         str,
         typer.Option(
@@ -213,6 +228,7 @@ def serve(
             block_size=block_size,
             prefix_index=prefix_index,
             enable_prefix_caching=enable_prefix_caching,
+            prefix_caching_hash_algo=prefix_caching_hash_algo,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,

@@ -18,7 +18,7 @@ import msgspec
 from headstart.config import CacheConfig
 
 FORMAT = "headstart decision log"
-VERSION = 1
+VERSION = 2
 """Goes up whenever an older reader would misunderstand what is written, or fail on it."""
 
 
@@ -37,6 +37,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     """Request ``number`` is new.  Its tokens are the first ``common`` ones of ``parent``, then ``tokens``.
 
     ``salt`` is a pseudonym: equal salts of one log have the same.  ``adapter`` is a name and a digest.
+    ``media`` are digests with offset and length; ``prompt_embeds`` the 32-byte digests of the rows, one after
+    the other, which are equal where the rows are.
     """
 
     number: int
@@ -47,6 +49,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     parent: int | None = None
     common: int = 0
     skip_reading: bool = False
+    media: list[tuple[str, int, int]] = []
+    prompt_embeds: bytes | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

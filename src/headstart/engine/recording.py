@@ -15,7 +15,14 @@ from hashlib import blake2b
 from typing import ParamSpec, TypeVar
 from weakref import ref
 
-from headstart.cache import Allocation, CacheConfig, CacheRequest, KVCacheManager, PrefixHit
+from headstart.cache import (
+    Allocation,
+    CacheConfig,
+    CacheRequest,
+    KVCacheManager,
+    PrefixHit,
+    PromptEmbeds,
+)
 from headstart.engine.decisions import (
     Allocate,
     BeginStep,
@@ -183,6 +190,8 @@ class RecordingManager(KVCacheManager):
                 above,
                 common,
                 request.skip_reading,
+                [(span.digest, span.offset, span.length) for span in request.media],
+                None if request.prompt_embeds is None else _rows(request.prompt_embeds),
             )
         )
         return number
@@ -192,6 +201,10 @@ class RecordingManager(KVCacheManager):
 
     def _pseudonym(self, salt: str) -> str:
         return blake2b(salt.encode(), key=self._salt_key, digest_size=8).hexdigest()
+
+
+def _rows(embeds: PromptEmbeds) -> bytes:
+    return b"".join(embeds.digest(row, row + 1) for row in range(embeds.num_rows))
 
 
 def _nothing(_: None) -> None:

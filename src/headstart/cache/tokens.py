@@ -1,0 +1,54 @@
+"""Tokens as *runs*: the bytes of little-endian int32, which compare and slice without a loop over tokens."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from headstart.errors import RequestError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+TOKEN_BYTES = 4
+"""Bytes of one token in a run."""
+
+
+def ints_of(run: bytes) -> list[int]:
+    """The tokens of a run."""
+    tokens = array("i", run)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+def has_negative(run: bytes | bytearray) -> bool:
+    """Whether a token of the run is negative: its last byte has the upper bit set."""
+    return not run[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii()
+
+
+def run_of(token_ids: Iterable[int] | Buffer) -> bytearray:
+    """Ints, a buffer of int32 or the bytes of a run, as a run of its own.  Raises ``RequestError``."""
+    if isinstance(token_ids, bytes | bytearray):
+        if len(token_ids) % TOKEN_BYTES:
+            raise _not_tokens(f"{len(token_ids)} bytes are no whole number of them")
+        return bytearray(token_ids)
+    try:
+        view = memoryview(token_ids)  # type: ignore[arg-type]  # whether it is a buffer is the question
+    except TypeError:
+        view = None
+    try:
+        if view is not None and view.format == "i" and view.ndim == 1 and sys.byteorder == "little":
+            return bytearray(view)
+        tokens = array("i", token_ids if view is None else view.tolist())  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        raise _not_tokens(str(error)) from error
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return bytearray(tokens)
+
+
+def _not_tokens(why: str) -> RequestError:
+    return RequestError(f"token ids must be integers of 32 bits: {why}", param="prompt", code="invalid_value")
