@@ -52,8 +52,8 @@ class MediaSpan:
 class PromptEmbeds:
     """Embeddings that stand for a prompt's first ``num_rows`` tokens.
 
-    ``data`` is any contiguous buffer with the raw bytes of their tensor, row by row, all of the model's length.
-    It is kept, not copied, and must not change.  Raises ``RequestError``.
+    ``data`` is any contiguous buffer with the raw bytes of their tensor, row by row; a row's length is the
+    model's.  It is kept, not copied, and must not change.  Raises ``RequestError``.
     """
 
     __slots__ = ("_row_bytes", "_view", "num_rows")
