@@ -27,11 +27,10 @@ _LAST = -(2**31)
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What one code means: the full digest, how many tokens stand for it, and which."""
+    """What one code means: the full digest, and the SHA-256 of the tokens that stand for it, all of them."""
 
     kind: str
     digest: str | bytes
-    length: int
     tokens: bytes
 
 
@@ -69,7 +68,7 @@ class Codes:
         Content without a code gets one.
         """
         if request.is_plain:
-            if start < stop and has_negative(request.run(start, stop)):
+            if start < stop and has_negative(request.tokens, start, stop):
                 if self._last < 0:
                     return bytearray()
                 self._has_negative_ids = True
@@ -100,7 +99,7 @@ class Codes:
         known = len(run)
         for kind, digest, start, stop in self._contents(request):
             place = slice(start * TOKEN_BYTES, stop * TOKEN_BYTES)
-            content = _Content(kind, digest, stop - start, hashlib.sha256(run[place]).digest())
+            content = _Content(kind, digest, hashlib.sha256(run[place]).digest())
             code = self._code(content) if issue else self._codes.get(content)
             if code is None:
                 known = min(known, place.start)

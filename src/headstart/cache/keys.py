@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from headstart.cache.media import MediaSpan, PromptEmbeds, check_spans, is_text, spans_between
-from headstart.cache.tokens import TOKEN_BYTES, has_negative, ints_of, run_of
+from headstart.cache.tokens import TOKEN_BYTES, has_negative, ints_of, part_of, run_of
 from headstart.errors import RequestError
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ class CacheRequest:
 
     def run(self, start: int, stop: int) -> bytes:
         """Tokens ``start`` to ``stop`` (exclusive) as the bytes that indexes compare."""
-        with memoryview(self.tokens) as view:
-            return bytes(view[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+        return part_of(self.tokens, start, stop)
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Tokens ``start`` to ``stop`` (exclusive; None is the end) as ints."""

@@ -17,7 +17,7 @@ from headstart.cache.index import Lease, Mark, Match, PartialBlock
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
 from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
-from headstart.cache.tokens import TOKEN_BYTES
+from headstart.cache.tokens import TOKEN_BYTES, part_of
 from headstart.config import CacheConfig
 
 
@@ -213,7 +213,7 @@ class RadixIndex:
             self._tree.lock_one(node)
             lease.node = node
         if repeated < len(block_ids):
-            rest = bytes(run[walk.offset : stop])
+            rest = part_of(run, walk.offset // TOKEN_BYTES, num_blocks * size)
             new, after = block_ids[repeated:], lease.node.block_ids[-1:]
             start = lease.num_published + repeated
             self._unannounced.append(_Grown(request, start, tuple(new), after[0] if after else None))
@@ -279,7 +279,7 @@ class RadixIndex:
         rest = num_tokens - start  # a block or more only if the index could not publish it
         if self._enabled and 0 < rest < self._block_size and self.holders(private[0]) == 1:
             run = self._codes.make(lease.request, start, num_tokens)
-            tail = bytes(run[start * TOKEN_BYTES : num_tokens * TOKEN_BYTES])
+            tail = part_of(run, start, num_tokens)
             covered = self._tree.keep_stub(lease.node, tail, private[0]) if tail else None
             if covered is not None:
                 private[:1] = covered

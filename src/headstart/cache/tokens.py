@@ -24,9 +24,16 @@ def ints_of(run: bytes) -> list[int]:
     return tokens.tolist()
 
 
-def has_negative(run: bytes | bytearray) -> bool:
-    """Whether a token of the run is negative: its last byte has the upper bit set."""
-    return not run[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii()
+def has_negative(run: bytes | bytearray, start: int = 0, stop: int | None = None) -> bool:
+    """Whether one of the tokens ``start`` to ``stop`` is negative: its last byte has the upper bit set."""
+    end = None if stop is None else stop * TOKEN_BYTES
+    return not run[start * TOKEN_BYTES + TOKEN_BYTES - 1 : end : TOKEN_BYTES].isascii()
+
+
+def part_of(run: bytearray, start: int, stop: int) -> bytes:
+    """Tokens ``start`` to ``stop`` (exclusive), copied once."""
+    with memoryview(run) as view:
+        return bytes(view[start * TOKEN_BYTES : stop * TOKEN_BYTES])
 
 
 def run_of(token_ids: Iterable[int] | Buffer) -> bytearray:
