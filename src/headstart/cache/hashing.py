@@ -104,12 +104,13 @@ class BlockHasher:
         """Add the digests of the blocks in ``run``, which follow those that are there."""
         digest, before_parent, size = self._digest, self._before_parent, self._block_size
         parent = digests[-1] if digests else self._root
-        array, null = cbor.head(4, size), cbor.NULL
+        array, keys, encoded = cbor.head(4, size), None, cbor.NULL
         blocks = cbor.blocks_of(run, size)
         extra = request.all_extra_keys(len(digests), len(digests) + len(blocks), size)
-        for block, keys in zip(blocks, extra, strict=True):
-            last = null if keys is None else cbor.keys(keys)
-            parent = digest(b"".join((before_parent, parent, array, block, last)))
+        for block, its_keys in zip(blocks, extra, strict=True):
+            if its_keys is not keys:  # many blocks have the same
+                keys, encoded = its_keys, cbor.keys(its_keys)
+            parent = digest(b"".join((before_parent, parent, array, block, encoded)))
             digests.append(parent)
 
     def _extend_pickle(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:

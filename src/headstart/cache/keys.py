@@ -173,10 +173,10 @@ class CacheRequest:
 
     def all_extra_keys(self, start: int, stop: int, block_size: int) -> list[ExtraKeys]:
         """The `extra_keys` of the blocks ``start`` to ``stop`` (exclusive)."""
-        if self.namespace.adapter is not None or not self.is_plain:
+        if not self.is_plain:
             return [self.extra_keys(index, block_size) for index in range(start, stop)]
         first = [self.extra_keys(0, block_size)] if start == 0 < stop else []
-        return [*first, *repeat(None, stop - start - len(first))]
+        return [*first, *repeat(self.extra_keys(1, block_size), stop - start - len(first))]
 
     def identities(self, start: int, stop: int, block_size: int) -> list[ExtraKeys]:
         """What beside its tokens must be equal, in each of these blocks, for two blocks to be one content.
