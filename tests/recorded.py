@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
+from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
 from headstart.config import PrefixIndexName, SchedulerConfig
 from headstart.engine.decision_log import open_decision_log
 from headstart.engine.decisions import Record
@@ -13,6 +13,9 @@ from headstart.engine.recording import RecordingManager
 from headstart.engine.request import Request, SamplingParams
 from headstart.engine.scheduler import Scheduler
 from tests.fake_runner import FakeRunner
+
+IMAGES = ["cafe" * 4, "beef" * 4]
+EMBEDS = [b"aabbccdd", b"aabbccee"]
 
 
 class Tape:
@@ -51,6 +54,10 @@ class _Door:
             name,
             tokens,
             namespace=Namespace(salt=rng.choice([None, None, "a", "b"])),
+            media=[MediaSpan(rng.choice(IMAGES), 2, 3)] if rng.random() < 0.3 and len(tokens) > 4 else (),
+            prompt_embeds=PromptEmbeds(rng.choice(EMBEDS), 4)
+            if rng.random() < 0.2 and len(tokens) > 3
+            else None,
             skip_reading=rng.random() < 0.2,
             num_prompt_tokens=rng.choice([None, rng.randint(0, len(tokens))]),
             retention_priority=rng.choice([0, 0, 0, 1, 7]),
@@ -71,7 +78,13 @@ class _Door:
     def fork(self, request: CacheRequest, name: str) -> None:
         if request.request_id in self.touched:
             return
-        child = CacheRequest(name, request.token_ids(), namespace=request.namespace)
+        child = CacheRequest(
+            name,
+            request.token_ids(),
+            namespace=request.namespace,
+            media=request.media,
+            prompt_embeds=request.prompt_embeds,
+        )
         child.append(self.rng.randrange(2))
         self.manager.fork(request, child)
         self.live[name] = child

@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from headstart.config import CacheConfig, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from headstart.config import (
+    CacheConfig,
+    EngineConfig,
+    HashAlgorithm,
+    KVConfig,
+    ModelConfig,
+    SchedulerConfig,
+    is_cryptographic,
+)
 from headstart.errors import ConfigError
 
 POSITIVE = [
@@ -25,9 +33,10 @@ CHOICES = [
     (CacheConfig, "index", "radix, hash"),
     (CacheConfig, "policy", "lru, fifo, lfu, lrfu, slru, ttl, cost"),
     (CacheConfig, "free_order", "reverse, unhashed_first"),
-    (CacheConfig, "hash_algorithm", "sha256_cbor"),
+    (CacheConfig, "hash_algorithm", "sha256, sha256_cbor, xxhash, xxhash_cbor"),
     (KVConfig, "prefix_index", "radix, hash"),
     (KVConfig, "eviction_policy", "lru, fifo, lfu, lrfu, slru, ttl, cost"),
+    (KVConfig, "prefix_caching_hash_algo", "sha256, sha256_cbor, xxhash, xxhash_cbor"),
     (SchedulerConfig, "scheduling_policy", "fcfs, priority"),
     (ModelConfig, "dtype", "auto, bfloat16, float16, float32"),
 ]
@@ -128,8 +137,15 @@ def test_the_defaults_of_the_design() -> None:
 
 
 def test_the_core_gets_what_the_engine_was_told() -> None:
-    told = KVConfig(block_size=4, prefix_index="hash", eviction_policy="lru", enable_prefix_caching=False)
-    assert told.cache(num_blocks=7) == CacheConfig(7, 4, "hash", "lru", enable_prefix_caching=False)
+    told = KVConfig(
+        block_size=4,
+        prefix_index="hash",
+        eviction_policy="lru",
+        enable_prefix_caching=False,
+        prefix_caching_hash_algo="xxhash",
+    )
+    expected = CacheConfig(7, 4, "hash", "lru", enable_prefix_caching=False, hash_algorithm="xxhash")
+    assert told.cache(num_blocks=7) == expected
     told = KVConfig(
         eviction_policy="ttl",
         eviction_ttl_seconds=1.0,
@@ -171,6 +187,11 @@ def test_a_time_or_share_is_a_number_in_its_range(part: type[Any], name: str, le
         with pytest.raises(ConfigError) as caught:
             make(part, **{name: value})
         assert str(caught.value) == f"{name} must be {least} and up to {most}, not {value!r}"
+
+
+def test_sha256_is_cryptographic_and_xxhash_is_not() -> None:
+    found = {name: is_cryptographic(name) for name in get_args(HashAlgorithm)}
+    assert found == {"sha256": True, "sha256_cbor": True, "xxhash": False, "xxhash_cbor": False}
 
 
 # Flat options

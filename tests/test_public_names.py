@@ -28,10 +28,12 @@ CACHE = {
     "CacheRequest": "headstart.cache.keys",
     "CacheStats": "headstart.cache.manager",
     "KVCacheManager": "headstart.cache.manager",
+    "MediaSpan": "headstart.cache.media",
     "Namespace": "headstart.cache.keys",
     "PartialBlock": "headstart.cache.index",
     "Pin": "headstart.cache.manager",
     "PrefixHit": "headstart.cache.manager",
+    "PromptEmbeds": "headstart.cache.media",
 }
 
 

@@ -16,7 +16,7 @@ from headstart.errors import ConfigError
 PrefixIndexName = Literal["radix", "hash"]
 PolicyName = Literal["lru", "fifo", "lfu", "lrfu", "slru", "ttl", "cost"]
 FreeOrder = Literal["reverse", "unhashed_first"]
-HashAlgorithm = Literal["sha256_cbor"]
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KernelsName = Literal["auto", "torch"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -56,6 +56,15 @@ def _number(name: str, value: object, most: float, *, above_zero: bool = True) -
     _require(fits, f"{name} must be {least} and up to {most:g}, not {value!r}")
 
 
+def is_cryptographic(algorithm: str) -> bool:
+    """Whether nobody can make two prompts of one digest: what isolation between tenants asks for.
+
+    Raises ``ConfigError`` for an unknown algorithm.
+    """
+    _one_of("hash_algorithm", algorithm, HashAlgorithm)
+    return algorithm.startswith("sha256")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The cache core's part.
@@ -64,6 +73,8 @@ class CacheConfig:
     choice where freed blocks without a hash go: to the tail with the others (``reverse``, as in the
     published vLLM V1 design) or to the front, to be taken first (``unhashed_first``, as in vLLM 0.32).
     The radix index always does the latter, and so does `hash` where use decides what goes first.
+    ``hash_algorithm`` makes the digests of blocks, which the `hash` index looks up and events and tiers name;
+    the names are vLLM's.
 
     ``policy`` is described in cache/eviction.py.  Each of its options concerns one: ``ttl_seconds`` (`ttl`),
     ``half_life_seconds`` (`lrfu`), ``lfu_ageing`` (`lfu`), ``protected_share`` of the pool (`slru`), and
@@ -141,6 +152,7 @@ class KVConfig:
     eviction_protected_share: float = 0.8
     evict_generated_first: bool = False
     max_pinned_share: float = 0.5
+    prefix_caching_hash_algo: HashAlgorithm = "sha256_cbor"
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory_bytes is not None:
@@ -154,6 +166,7 @@ class KVConfig:
         _number("eviction_half_life_seconds", self.eviction_half_life_seconds, most=_LONGEST)
         _number("eviction_protected_share", self.eviction_protected_share, most=1.0, above_zero=False)
         _number("max_pinned_share", self.max_pinned_share, most=1.0, above_zero=False)
+        _one_of("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HashAlgorithm)
         _require(
             self.kv_cache_memory_bytes is None or self.num_blocks is None,
             "give kv_cache_memory_bytes or num_blocks, not both",
@@ -172,6 +185,7 @@ class KVConfig:
             protected_share=self.eviction_protected_share,
             evict_generated_first=self.evict_generated_first,
             max_pinned_share=self.max_pinned_share,
+            hash_algorithm=self.prefix_caching_hash_algo,
         )
 
 

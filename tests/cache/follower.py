@@ -1,12 +1,36 @@
-"""A listener that knows each announced block's content: the namespace, and all tokens up to its end."""
+"""A listener that knows each announced block's content: the namespace, and all symbols up to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from headstart.cache import CacheRequest, Namespace
 
-Prefix = tuple[Namespace, tuple[int, ...]]
+Symbol = Hashable
+Prefix = tuple[Namespace, tuple[Symbol, ...]]
+
+
+def symbols(request: CacheRequest, block_size: int, stop: int | None = None) -> tuple[Symbol, ...]:
+    """What the first ``stop`` tokens mean, one symbol each: a prefix may be shared if its symbols are equal.
+
+    A token; with an image or embeddings behind it, also what those are and the token's place in them.
+    """
+    found: list[Symbol] = list(request.token_ids(0, stop))
+    for start, end, content in units(request, block_size):
+        for position in range(start, min(end, len(found))):
+            found[position] = (found[position], content, position - start)
+    return tuple(found)
+
+
+def units(request: CacheRequest, block_size: int) -> list[tuple[int, int, Symbol]]:
+    """Where contents stand that are computed whole: first token, the one behind, and what it is."""
+    media = [(span.offset, span.end, (span.digest, span.length)) for span in request.media]
+    embeds, pieces = request.prompt_embeds, []
+    if embeds is not None:
+        for start in range(0, embeds.num_rows, block_size):
+            end = min(start + block_size, embeds.num_rows)
+            pieces.append((start, end, embeds.digest(start, end)))
+    return [*media, *pieces]
 
 
 class Follower:
@@ -16,12 +40,14 @@ class Follower:
         self.contents: dict[int, Prefix] = {}
         self._block_size = block_size
 
+    def _prefix(self, request: CacheRequest, num_blocks: int) -> Prefix:
+        return request.namespace, symbols(request, self._block_size, num_blocks * self._block_size)
+
     def stored(self, request: CacheRequest, start: int, block_ids: Sequence[int], after: int | None) -> None:
-        before = tuple(request.token_ids(0, start * self._block_size))
         assert (after is None) == (start == 0)
-        assert after is None or self.contents[after] == (request.namespace, before)
+        assert after is None or self.contents[after] == self._prefix(request, start)
         for index, block_id in enumerate(block_ids, start=start + 1):
-            content = request.namespace, tuple(request.token_ids(0, index * self._block_size))
+            content = self._prefix(request, index)
             assert block_id not in self.contents
             assert content not in self.contents.values(), "stored is told with the first copy"
             self.contents[block_id] = content

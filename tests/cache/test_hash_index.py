@@ -6,18 +6,22 @@ null block; headstart has none, so every id is one less here, and pools have one
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import pytest
 
-from headstart.cache import KVCacheManager
+from headstart.cache import Adapter, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
 from headstart.cache.blocks import BlockPool
+from headstart.cache.hashing import ALGORITHMS, Algorithm, block_hash_chain
 from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
 
 A = list(range(100, 108))  # two full blocks
 
 
-def hash_manager(num_blocks: int, block_size: int = 4, *, free_order: str = "reverse") -> CheckedManager:
-    return make_manager(num_blocks, block_size, index="hash", free_order=free_order)
+def hash_manager(num_blocks: int, block_size: int = 4, **options: Any) -> CheckedManager:
+    return make_manager(num_blocks, block_size, index="hash", **options)
 
 
 def unhashed_first(num_blocks: int, block_size: int = 4) -> CheckedManager:
@@ -303,3 +307,105 @@ def test_a_stranger_takes_the_tail_of_a_preempted_request() -> None:
     run(manager, ask("stranger", range(50, 62)))
     assert manager.block_table("stranger") == [3, 4, 2]
     assert manager.get_computed_blocks(victim).num_tokens == 8
+
+
+# Equal digests are not enough (law I5)
+
+
+@pytest.fixture
+def sevens(monkeypatch: pytest.MonkeyPatch) -> CheckedManager:
+    """A manager whose hash is 7 whatever it is taken of (case 2)."""
+    everything = Algorithm(lambda _: bytes(31) + b"\7", 32, is_cbor=True)
+    monkeypatch.setitem(ALGORITHMS, "sha256_cbor", everything)
+    return hash_manager(12)
+
+
+def test_other_content_under_an_equal_digest_is_no_hit(sevens: CheckedManager) -> None:
+    serve(sevens, ask("first", [1, 2, 3, 4, 0]))
+    assert cached(sevens, [1, 2, 3, 4, 9]) == 4
+    assert sevens.num_collisions == 0
+    assert cached(sevens, [9, 9, 9, 9, 9]) == 0
+    assert sevens.num_collisions == 1
+
+
+def test_an_equal_block_behind_another_is_no_hit(sevens: CheckedManager) -> None:
+    serve(sevens, ask("first", [1, 2, 3, 4, 1, 2, 3, 4, 0]))  # of the two only the first is findable
+    assert sevens.num_collisions == 1
+    assert cached(sevens, [1, 2, 3, 4, 1, 2, 3, 4, 0]) == 4
+    assert cached(sevens, [0, 0, 0, 0, 1, 2, 3, 4, 0]) == 0
+
+
+def test_equal_tokens_of_other_content_are_no_hit(sevens: CheckedManager) -> None:
+    tokens = [1, 2, 3, 4, 0]
+    others: list[dict[str, Any]] = [
+        {"namespace": Namespace(salt="s")},
+        {"namespace": Namespace(Adapter("a", "1"))},
+        {"media": [MediaSpan("cafe" * 4, 0, 2)]},
+        {"prompt_embeds": PromptEmbeds(b"abcd", 4)},
+    ]
+    serve(sevens, ask("first", tokens))
+    for number, other in enumerate(others, start=1):
+        request = CacheRequest("other", tokens, **other)
+        for _ in range(3):  # counted once for a request, however often it is looked up
+            assert sevens.get_computed_blocks(request).num_tokens == 0
+        assert serve(sevens, request).num_tokens == 0
+        assert sevens.num_collisions == number
+
+
+def test_what_collides_is_not_published_nor_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weak(data: bytes) -> bytes:
+        """SHA-256, but for messages with a token 99: those collide."""
+        return bytes(32) if b"\x18\x63" in data else hashlib.sha256(data).digest()
+
+    monkeypatch.setitem(ALGORITHMS, "sha256_cbor", Algorithm(weak, 32, is_cbor=True))
+    manager = hash_manager(12)
+    serve(manager, ask("first", [1, 2, 3, 4, 99, 0, 0, 0, 5, 6, 7, 8, 0]))
+    request = ask("second", [1, 2, 3, 4, 99, 1, 1, 1, 5, 6, 7, 8, 9, 9, 9, 9, 0])
+    assert run(manager, request).num_tokens == 4
+    decode(manager, request, [1, 2, 3, 4])
+    assert manager.num_collisions == 1
+    assert hashed(manager, "second") == [True, False, False, False, False, False]
+    assert cached(manager, [1, 2, 3, 4, 99, 0, 0, 0, 5, 6, 7, 8, 0]) == 12
+    assert cached(manager, [1, 2, 3, 4, 99, 1, 1, 1, 5, 6, 7, 8, 0]) == 4
+    manager.free(request)
+    assert len(manager.free_block_ids()) == 12
+
+
+def test_a_fork_of_what_collides_is_whole(sevens: CheckedManager) -> None:
+    serve(sevens, ask("first", [9, 9, 9, 9, 9]))
+    parent, child = ask("parent", range(10)), ask("child", [*range(10), 1])
+    run(sevens, parent)
+    sevens.fork(parent, child)
+    assert sevens.allocate_slots(child, 1) is not None
+    sevens.commit_step()
+    sevens.free(parent)
+    sevens.free(child)
+    assert cached(sevens, range(10)) == 0
+
+
+def test_a_withdrawn_block_leaves_its_digest_to_others(sevens: CheckedManager) -> None:
+    first = ask("first", [1, 2, 3, 4, 0])
+    admit(sevens, first)
+    sevens.rollback_step()
+    serve(sevens, ask("second", [5, 6, 7, 8, 0]))
+    assert (cached(sevens, [5, 6, 7, 8, 0]), sevens.num_collisions) == (4, 0)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_finds_what_is_there(algorithm: str) -> None:
+    manager = hash_manager(3000, hash_algorithm=algorithm)
+    tokens = [number * 7919 % 100_003 for number in range(9000)]  # more blocks than are looked up at once
+    serve(manager, ask("first", tokens))
+    assert cached(manager, tokens) == 8996
+    assert cached(manager, [*tokens[:4000], 1, *tokens[4001:]]) == 4000
+    assert manager.num_collisions == 0
+
+
+def test_a_request_can_be_looked_up_by_hash_before_it_is_whole() -> None:
+    manager, tokens = hash_manager(3000), list(range(9000))
+    request = ask("first", tokens)
+    assert manager.get_computed_blocks(request).num_tokens == 0
+    for chunk in (3000, 3000, 3000):
+        assert manager.allocate_slots(request, chunk) is not None
+        manager.commit_step()
+    assert request.digests == block_hash_chain(tokens, block_size=4)

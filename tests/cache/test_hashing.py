@@ -1,25 +1,30 @@
-"""The block-hash chain, byte for byte vLLM's `sha256_cbor`."""
+"""The block-hash chain, byte for byte vLLM's, for each of its algorithms."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
-from headstart.cache import Adapter, CacheRequest, Namespace
-from headstart.cache.hashing import DEFAULT_SEED, BlockHasher, _integer, block_hash_chain
+from headstart.cache import Adapter, CacheRequest, MediaSpan, Namespace, PromptEmbeds
+from headstart.cache.hashing import ALGORITHMS, DEFAULT_SEED, BlockHasher, block_hash_chain
+from headstart.cache.keys import ExtraKeys
 from headstart.errors import ConfigError
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "vllm_sha256_cbor.json").read_text())
-ROOTS: dict[str, str] = GOLDEN["parent_of_first_block"]
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "vllm_block_hashes.json").read_text())
+ROOTS: dict[str, dict[str, str]] = GOLDEN["parent_of_first_block"]
 CHAINS: list[dict[str, Any]] = GOLDEN["chains"]
 by_id = pytest.mark.parametrize("vector", CHAINS, ids=[vector["id"] for vector in CHAINS])
+by_algorithm = pytest.mark.parametrize("algorithm", ROOTS)
+IMAGE = "0123456789abcdef" * 4
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +32,20 @@ def unset_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
 
 
-def namespace_of(vector: dict[str, Any]) -> Namespace:
+def request_of(vector: dict[str, Any]) -> CacheRequest:
     adapter = Adapter(*vector["adapter"]) if vector["adapter"] else None
-    return Namespace(adapter=adapter, salt=vector["salt"])
+    media = [MediaSpan(long(identifier), *place) for identifier, *place in vector["media"]]
+    tokens = [token % 2**31 for token in vector["tokens"]]  # one vector has larger ones than models do
+    namespace = Namespace(adapter, vector["salt"])
+    return CacheRequest("r", tokens, namespace=namespace, media=media)
 
 
-def extra_keys_of(vector: dict[str, Any]) -> list[tuple[tuple[str, ...], ...] | None]:
+def long(identifier: str) -> str:
+    """A digest of full length for a vector's short name of an image."""
+    return hashlib.sha256(identifier.encode()).hexdigest()
+
+
+def extra_keys_of(vector: dict[str, Any]) -> list[ExtraKeys]:
     return [None if keys is None else tuple(map(tuple, keys)) for keys in vector["extra_keys"]]
 
 
@@ -40,49 +53,122 @@ def extra_keys_of(vector: dict[str, Any]) -> list[tuple[tuple[str, ...], ...] | 
 
 
 @by_id
-def test_a_chain_is_vllms(vector: dict[str, Any]) -> None:
+@by_algorithm
+def test_a_chain_is_vllms(vector: dict[str, Any], algorithm: str) -> None:
     chain = block_hash_chain(
-        vector["tokens"], block_size=vector["block_size"], extra_keys=extra_keys_of(vector)
+        vector["tokens"],
+        block_size=vector["block_size"],
+        algorithm=algorithm,
+        extra_keys=extra_keys_of(vector),
     )
-    assert [digest.hex() for digest in chain] == vector["digests"]
+    assert [digest.hex() for digest in chain] == vector[algorithm]
 
 
 @by_id
-def test_a_requests_digests_are_vllms(vector: dict[str, Any]) -> None:
-    request = CacheRequest("r", vector["tokens"], namespace=namespace_of(vector))
-    digests = BlockHasher(vector["block_size"]).extend(request, len(vector["digests"]))
-    assert [digest.hex() for digest in digests] == vector["digests"]
+def test_a_requests_keys_are_vllms(vector: dict[str, Any]) -> None:
+    request = request_of(vector)  # items 5 to 9
+    found = request.all_extra_keys(0, len(vector["extra_keys"]), vector["block_size"])
+    wanted = [
+        keys and tuple((tag, long(name), *at) if tag == "mm" else (tag, name, *at) for tag, name, *at in keys)
+        for keys in vector["extra_keys"]
+    ]
+    assert found == wanted
+
+
+@pytest.mark.parametrize("vector", [vector for vector in CHAINS if not vector["media"]])
+@by_algorithm
+def test_a_requests_digests_are_vllms(vector: dict[str, Any], algorithm: str) -> None:
+    # The vectors with images name them in fewer letters than a digest may have; see the next test.
+    digests = BlockHasher(vector["block_size"], algorithm=algorithm).extend(request_of(vector), 2)
+    assert [digest.hex() for digest in digests] == vector[algorithm]
 
 
 @by_id
-def test_a_namespaces_keys_are_vllms(vector: dict[str, Any]) -> None:
-    keys = [namespace_of(vector).extra_keys(index) for index in range(len(vector["digests"]))]
-    assert keys == extra_keys_of(vector)  # items 5 and 6: the salt in block 0, the adapter in every block
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_requests_digests_are_the_chains(vector: dict[str, Any], algorithm: str) -> None:
+    request, size = request_of(vector), vector["block_size"]
+    count = request.num_tokens // size
+    keys = request.all_extra_keys(0, count, size)
+    chain = block_hash_chain(request.token_ids(), block_size=size, algorithm=algorithm, extra_keys=keys)
+    assert BlockHasher(size, algorithm=algorithm).extend(request, count) == chain
 
 
-@pytest.mark.parametrize("seed", ROOTS)
-def test_the_parent_of_the_first_block_is_vllms(seed: str) -> None:
-    hasher = BlockHasher(4, seed=None if seed == "default" else seed)
-    expected = hasher.block_digest(bytes.fromhex(ROOTS[seed]), [1, 2, 3, 4], None)
+@pytest.mark.parametrize(("algorithm", "sha256"), [("xxhash", "sha256"), ("xxhash_cbor", "sha256_cbor")])
+def test_xxhash_is_taken_of_the_same_bytes(algorithm: str, sha256: str) -> None:
+    vector = CHAINS[0]
+    data = bytes.fromhex(vector["serialised"][sha256][0])
+    assert hashlib.sha256(data).hexdigest() == vector[sha256][0]
+    parent = bytes.fromhex(ROOTS[sha256]["default"])
+    short = parent[:16]  # xxh3_128 makes 16 bytes, so the parent's head is another
+    heads = {"xxhash": (b"C\x20", b"C\x10"), "xxhash_cbor": (b"\x58\x20", b"\x50")}[algorithm]
+    data = data.replace(heads[0] + parent, heads[1] + short)
+    if algorithm == "xxhash":  # the frame's length
+        data = data[:3] + (int.from_bytes(data[3:11], "little") - 16).to_bytes(8, "little") + data[11:]
+    found = BlockHasher(4, algorithm=algorithm, seed="s").block_digest(short, range(4), None)
+    assert found == xxhash.xxh3_128_digest(data)
+    assert xxhash.xxh3_128_hexdigest(b"") == "99aa06d3014798d86001c324468d497f"  # as its specification has it
+
+
+@pytest.mark.parametrize("seed", ["default", "0", "42"])
+@by_algorithm
+def test_the_parent_of_the_first_block_is_vllms(seed: str, algorithm: str) -> None:
+    hasher = BlockHasher(4, algorithm=algorithm, seed=None if seed == "default" else seed)
+    expected = hasher.block_digest(bytes.fromhex(ROOTS[algorithm][seed]), [1, 2, 3, 4], None)
     assert hasher.block_digest(None, [1, 2, 3, 4], None) == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "encoded"),
-    [
-        (0, "00"), (23, "17"), (24, "1818"), (255, "18ff"), (256, "190100"), (65535, "19ffff"),
-        (65536, "1a00010000"), (2**32 - 1, "1affffffff"), (2**32, "1b0000000100000000"),
-        (2**64 - 1, "1bffffffffffffffff"), (-1, "20"), (-24, "37"), (-25, "3818"), (-1000, "3903e7"),
-    ],
-)  # fmt: skip
-def test_integers_take_their_shortest_form(value: int, encoded: str) -> None:
-    assert _integer(value).hex() == encoded  # RFC 8949, section 3.1
+def test_embeddings_enter_as_the_digest_of_the_blocks_rows() -> None:
+    rows = random.Random(0).randbytes(6 * 8)
+    request = CacheRequest("r", [0] * 8, prompt_embeds=PromptEmbeds(rows, 6))
+    for index, part in enumerate((rows[:32], rows[32:])):
+        assert request.extra_keys(index, 4) == (("prompt_embeds", hashlib.sha256(part).digest()),)
+    assert request.extra_keys(2, 4) == (("prompt_embeds", hashlib.sha256(b"").digest()),)  # no row is left
+    message = (
+        b"\x83\x58\x20" + bytes.fromhex(ROOTS["sha256_cbor"]["default"]) + b"\x84\0\0\0\0"
+        + b"\x81\x82\x6dprompt_embeds\x58\x20" + hashlib.sha256(rows[:32]).digest()
+    )  # fmt: skip
+    assert BlockHasher(4).extend(request, 1) == [hashlib.sha256(message).digest()]
+
+
+# The pickle forms
+
+
+def test_equal_names_are_one_object_in_a_requests_pickle() -> None:
+    """Pickle refers back to an object that it has met; equal strings may be one object or two."""
+    one, other = "ab" * 16, ("ab" * 17)[:32]
+    assert one == other
+    assert one is not other
+    hasher = BlockHasher(8, algorithm="sha256")
+    digests = {
+        hasher.extend(CacheRequest("r", range(8), media=media, namespace=namespace), 1)[0]
+        for media in (
+            [MediaSpan(one, 0, 2), MediaSpan(one, 4, 2)],
+            [MediaSpan(one, 0, 2), MediaSpan(other, 4, 2)],
+        )
+        for namespace in (Namespace(Adapter(one, "mm")), Namespace(Adapter("ab" * 16, "m" + one[:0] + "m")))
+    }
+    assert len(digests) == 1
+    keys: list[ExtraKeys] = [(("mm", one, 0), ("mm", one, 4)), (("mm", one, 0), ("mm", other, 4))]
+    assert hasher.block_digest(None, range(8), keys[0]) != hasher.block_digest(None, range(8), keys[1])
+
+
+def test_tags_are_one_object_wherever_they_come_from() -> None:
+    tags = ["mm", "".join(("m", "m"))]
+    assert tags[0] is not tags[1]
+    hasher = BlockHasher(4, algorithm="sha256")
+    digests = {
+        hasher.block_digest(None, range(4), ((tags[0], IMAGE, 0), (tag, IMAGE[::-1], 2))) for tag in tags
+    }
+    assert len(digests) == 1
+
+
+# Encoding
 
 
 def test_long_blocks_and_texts_have_long_heads() -> None:
     name, digest = "é" * 150, "d" * 24  # 300 bytes and 24
     message = (
-        b"\x83" + b"\x58\x20" + bytes.fromhex(ROOTS["default"])
+        b"\x83" + b"\x58\x20" + bytes.fromhex(ROOTS["sha256_cbor"]["default"])
         + b"\x99\x01\x2c" + b"\x05" * 300
         + b"\x81\x83" + b"\x64lora" + b"\x79\x01\x2c" + name.encode() + b"\x78\x18" + digest.encode()
     )  # fmt: skip
@@ -93,10 +179,14 @@ def test_long_blocks_and_texts_have_long_heads() -> None:
 # Seeds
 
 
-def chain_in_a_fresh_interpreter(seed: str | None) -> list[str]:
+def chains_in_a_fresh_interpreter(seed: str | None) -> list[list[str]]:
+    """The chain of tokens 1 to 8 by each algorithm."""
     program = (
-        "from headstart.cache.hashing import block_hash_chain\n"
-        "print(*[digest.hex() for digest in block_hash_chain(range(1, 9), block_size=4)])"
+        "from headstart.cache.hashing import ALGORITHMS, block_hash_chain\n"
+        "for name in ALGORITHMS:\n"
+        "    chain = block_hash_chain(range(1, 9), block_size=4, algorithm=name)\n"
+        "    assert chain == block_hash_chain(range(1, 9), block_size=4, algorithm=name)\n"
+        "    print(*[digest.hex() for digest in chain])"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     if seed is not None:
@@ -104,16 +194,25 @@ def chain_in_a_fresh_interpreter(seed: str | None) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    return done.stdout.split()
+    return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_every_process_computes_the_same_chain() -> None:
-    # item 11, cases 1 and 19: the same by default, and another one for each PYTHONHASHSEED
-    chains = [chain_in_a_fresh_interpreter(seed) for seed in (None, None, "0", "1", "42")]
-    assert chains[0] == chains[1]
-    for seed, chain in zip([DEFAULT_SEED, "0", "1", "42"], chains[1:], strict=True):
-        assert chain == [digest.hex() for digest in block_hash_chain(range(1, 9), block_size=4, seed=seed)]
-    assert len({chain[0] for chain in chains}) == 4
+def test_which_processes_compute_the_same_chains() -> None:
+    # item 11, cases 1 and 19: SHA-256 the same by default, xxhash never; another one for each PYTHONHASHSEED
+    seeds = (None, None, "0", "0", "42")
+    chains = [
+        dict(zip(ALGORITHMS, found, strict=True)) for found in map(chains_in_a_fresh_interpreter, seeds)
+    ]
+    for algorithm in ALGORITHMS:
+        by_default = chains[0][algorithm] == chains[1][algorithm]
+        assert by_default == algorithm.startswith("sha256")
+        assert chains[2][algorithm] == chains[3][algorithm]
+        assert len({process[algorithm][0] for process in chains[1:]}) == 3
+        for process, seed in zip(chains[2:], ("0", "0", "42"), strict=True):
+            chain = block_hash_chain(range(1, 9), block_size=4, algorithm=algorithm, seed=seed)
+            assert process[algorithm] == [digest.hex() for digest in chain]
+    default = block_hash_chain(range(1, 9), block_size=4, seed=DEFAULT_SEED)
+    assert chains[0]["sha256_cbor"] == [digest.hex() for digest in default]
 
 
 def test_a_given_seed_goes_before_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +255,7 @@ def test_digests_grow_with_the_request() -> None:
         hasher.extend(request, request.num_tokens // 4)
     fresh = CacheRequest("fresh", tokens, namespace=request.namespace)
     assert request.digests == hasher.extend(fresh, 4)
-    keys = [request.namespace.extra_keys(index) for index in range(4)]
+    keys = [request.extra_keys(index, 4) for index in range(4)]
     assert request.digests == block_hash_chain(tokens, block_size=4, extra_keys=keys)
 
 
@@ -166,8 +265,10 @@ def test_asking_for_fewer_digests_forgets_none() -> None:
     assert hasher.extend(request, 2) == four
 
 
-def test_an_unknown_algorithm_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="must be sha256_cbor, not 'md5'"):
-        BlockHasher(4, algorithm="md5")
-    with pytest.raises(ConfigError, match="must be sha256_cbor, not 'md5'"):
-        block_hash_chain([1], block_size=1, algorithm="md5")
+@pytest.mark.parametrize("algorithm", ["md5", "", "SHA256"])
+def test_an_unknown_algorithm_is_refused_by_name(algorithm: str) -> None:
+    message = f"must be one of sha256, sha256_cbor, xxhash, xxhash_cbor, not {algorithm!r}"
+    with pytest.raises(ConfigError, match=message):
+        BlockHasher(4, algorithm=algorithm)
+    with pytest.raises(ConfigError, match=message):
+        block_hash_chain([1], block_size=1, algorithm=algorithm)

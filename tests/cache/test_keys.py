@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.cache import Adapter, CacheRequest, Namespace
-from headstart.cache.hashing import BlockHasher
+from headstart.cache import (
+    Adapter,
+    CacheConfig,
+    CacheRequest,
+    KVCacheManager,
+    MediaSpan,
+    Namespace,
+    PromptEmbeds,
+)
+from headstart.cache.hashing import ALGORITHMS, BlockHasher
 from headstart.cache.keys import SHARED
 from headstart.errors import RequestError
 
@@ -24,9 +32,13 @@ ADAPTERS = [None, *(Adapter(name, digest) for name in LETTERS for digest in LETT
 NAMESPACES = [Namespace(adapter, salt) for adapter in ADAPTERS for salt in [None, *LETTERS]]
 
 
+def asking(namespace: Namespace, tokens: Any = (1, 2), **content: Any) -> CacheRequest:
+    return CacheRequest("r", tokens, namespace=namespace, **content)
+
+
 def test_namespaces_that_differ_in_a_part_differ_everywhere() -> None:
     hasher = BlockHasher(2)  # items 5 and 6, case 3: no part can be taken for another
-    keys = [namespace.extra_keys(0) for namespace in NAMESPACES]
+    keys = [asking(namespace).extra_keys(0, 2) for namespace in NAMESPACES]
     digests = [hasher.block_digest(None, [1, 2], key) for key in keys]
     for one, other in itertools.combinations(range(len(NAMESPACES)), 2):
         assert NAMESPACES[one] != NAMESPACES[other]
@@ -39,15 +51,15 @@ def test_equal_namespaces_are_one_key() -> None:
         same = Namespace(adapter=namespace.adapter, salt=namespace.salt)
         assert same == namespace
         assert hash(same) == hash(namespace)
-        assert same.extra_keys(0) == namespace.extra_keys(0)
+        assert asking(same).extra_keys(0, 2) == asking(namespace).extra_keys(0, 2)
 
 
 def test_the_salt_enters_the_first_block_and_the_adapter_every_one() -> None:
-    namespace = Namespace(Adapter("a", "digest"), "s")
-    assert namespace.extra_keys(0) == (("lora", "a", "digest"), ("cache_salt", "s"))  # item 9: in this order
-    assert namespace.extra_keys(1) == namespace.extra_keys(7) == (("lora", "a", "digest"),)
-    assert Namespace(salt="s").extra_keys(1) is None
-    assert SHARED.extra_keys(0) is None  # item 4
+    request = asking(Namespace(Adapter("a", "digest"), "s"))
+    assert request.extra_keys(0, 1) == (("lora", "a", "digest"), ("cache_salt", "s"))  # item 9: in this order
+    assert request.extra_keys(1, 1) == request.extra_keys(7, 1) == (("lora", "a", "digest"),)
+    assert asking(Namespace(salt="s")).extra_keys(1, 1) is None
+    assert asking(SHARED).extra_keys(0, 1) is None  # item 4
     assert Namespace() == SHARED
 
 
@@ -61,6 +73,104 @@ def test_a_salt_is_a_string_that_says_something(salt: Any) -> None:
         "invalid_value",
         400,
     )
+
+
+# Media and embeddings
+
+P, Q = "0" * 60 + "beef", "1" * 60 + "beef"  # case 10: equal in the last 16 bits
+
+
+def test_each_touched_block_carries_the_image_with_its_own_offset() -> None:
+    image = MediaSpan(P, offset=20, length=41)  # item 7, case 12: tokens 20 to 60, blocks 1 to 3
+    request = CacheRequest("r", [9] * 80, media=[image])
+    keys = [request.extra_keys(index, 16) for index in range(5)]
+    assert keys == [None, (("mm", P, 4),), (("mm", P, -12),), (("mm", P, -28),), None]
+    two = CacheRequest("r", [9] * 48, media=[MediaSpan(P, 11, 10), MediaSpan(Q, 30, 18)])
+    keys = [two.extra_keys(index, 16) for index in range(3)]
+    assert keys == [(("mm", P, 11),), (("mm", P, -5), ("mm", Q, 14)), (("mm", Q, -2),)]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_image_swapped_or_moved_changes_all_from_its_first_block_on(algorithm: str) -> None:
+    tokens = [1, 2, 3, 4, 1, 1, 99, 99, 99, 99, 99, 1, 1, 99, 99, 99, 1, 1, 1, 1]  # case 12, item 8
+    hasher = BlockHasher(4, algorithm=algorithm)
+
+    def chain(*media: MediaSpan) -> list[bytes]:
+        return hasher.extend(CacheRequest("r", tokens, media=media), 5)
+
+    plain = chain(MediaSpan(P, 6, 5), MediaSpan(Q, 13, 3))
+    assert chain(MediaSpan(P, 6, 5), MediaSpan(Q, 13, 3)) == plain
+    others = {
+        "first swapped": (1, chain(MediaSpan(Q, 6, 5), MediaSpan(P, 13, 3))),
+        "moved by one": (1, chain(MediaSpan(P, 7, 5), MediaSpan(Q, 13, 3))),
+        "second changed": (3, chain(MediaSpan(P, 6, 5), MediaSpan(P, 13, 3))),
+        "second moved": (3, chain(MediaSpan(P, 6, 5), MediaSpan(Q, 12, 3))),
+        "first gone": (1, chain(MediaSpan(Q, 13, 3))),
+    }
+    for first, other in others.values():
+        equal = [one == another for one, another in zip(plain, other, strict=True)]
+        assert equal == [index < first for index in range(5)]
+
+
+CONTENTS: list[dict[str, Any]] = [
+    {"namespace": Namespace(adapter, salt), "media": media, "prompt_embeds": embeds, "tokens": tokens}
+    for adapter in (None, Adapter(P, P), Adapter(P, Q))
+    for salt in (None, P, Q)
+    for media in (
+        (),
+        (MediaSpan(P, 0, 2),),
+        (MediaSpan(Q, 0, 2),),
+        (MediaSpan(P, 1, 2),),
+        (MediaSpan(Q, 1, 2),),
+    )
+    for embeds in (None, PromptEmbeds(b"aabb", 2), PromptEmbeds(b"aabc", 2), PromptEmbeds(b"aabbcc", 3))
+    for tokens in ((7, 7, 7, 7, 7), (7, 7, 7, 8, 7))
+]
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_different_content_is_another_key_and_equal_content_the_same(index: Any) -> None:
+    manager = KVCacheManager(CacheConfig(len(CONTENTS) * 2, block_size=4, index=index))  # case 3, item 6
+    tables: list[list[int]] = []
+    for number, content in enumerate(CONTENTS):
+        request = asking(**content)
+        found = manager.get_computed_blocks(request).num_tokens
+        assert found < 4, CONTENTS[number]
+        assert manager.allocate_slots(request, 5) is not None
+        manager.commit_step()
+        tables.append(manager.block_table("r"))
+        manager.free(request)
+    for content, table in zip(CONTENTS, tables, strict=True):
+        hit = manager.get_computed_blocks(asking(**content))
+        assert (hit.block_ids, hit.num_tokens) == (table[:1], 4)
+    assert manager.num_collisions == 0
+    manager.check()
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_behind_a_shorter_image_the_same_token_is_text(index: Any) -> None:
+    manager = KVCacheManager(CacheConfig(8, block_size=4, index=index))
+    tokens = [7] * 6  # an image's length is in no digest of vLLM's, so the hash index must compare it
+    long, short = (CacheRequest("r", tokens, media=[MediaSpan(P, 0, length)]) for length in (4, 2))
+    for request in (long, short):
+        assert manager.get_computed_blocks(request).num_tokens == 0
+        assert manager.allocate_slots(request, 6) is not None
+        manager.commit_step()
+        manager.free(request)
+        manager.check()
+    assert manager.num_collisions == (index == "hash")
+    assert manager.get_computed_blocks(long).num_tokens == (5 if index == "radix" else 4)
+
+
+def test_a_request_begins_like_another_if_its_content_does() -> None:
+    for number, content in enumerate(CONTENTS):
+        request = asking(**content)
+        same = [asking(**other).begins_like(request, 5) for other in CONTENTS]
+        assert same == [other == number for other in range(len(CONTENTS))]
+        assert asking(**content | {"tokens": [*content["tokens"], 9]}).begins_like(request, 5)
+    one = asking(SHARED, range(8), media=[MediaSpan(P, 4, 2)])
+    assert one.begins_like(asking(SHARED, range(8)), 4)
+    assert not one.begins_like(asking(SHARED, range(8)), 5)
 
 
 # Tokens

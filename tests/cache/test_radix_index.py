@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headstart.cache import BlockCopy, CacheRequest, PartialBlock
+from headstart.cache import BlockCopy, CacheRequest, MediaSpan, PartialBlock, PromptEmbeds
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
 
 A = list(range(100, 108))  # two full blocks
@@ -314,3 +314,143 @@ def test_what_follows_a_repeat_is_published_behind_what_it_repeats() -> None:
     assert manager.num_free_blocks == 8
     assert set(manager.free_block_ids()[:2]) == {2, 3}
     assert cached(manager, [*A, 1, 2, 3, 4, 5]) == 12
+
+
+# Images and embeddings: a match ends before them or behind them
+
+P, Q = "cafe" * 16, "beef" * 16
+
+
+def showing(name: str, *tokens: int, image: str = P, start: int = 5, length: int = 6) -> CacheRequest:
+    """Text, one image from ``start`` on, and text again: blocks of 4, the image in tokens 5 to 10."""
+    return CacheRequest(name, tokens or range(14), media=[MediaSpan(image, start, length)])
+
+
+def found(manager: CheckedManager, request: CacheRequest) -> int:
+    return manager.get_computed_blocks(request).num_tokens
+
+
+def test_another_image_ends_the_match_at_its_first_token() -> None:
+    manager = radix(16)
+    serve(manager, showing("first"))
+    assert found(manager, showing("same")) == 13
+    assert found(manager, showing("other", image=Q)) == 5
+    assert found(manager, showing("moved", start=6)) == 5
+    assert found(manager, showing("shorter", length=5)) == 5
+    assert found(manager, ask("text", range(14))) == 5
+
+
+@pytest.mark.parametrize("length", range(6, 15))
+def test_the_last_token_may_be_in_an_image(length: int) -> None:
+    manager = radix(16)
+    serve(manager, showing("first"))
+    request = CacheRequest("again", range(max(length, 11)), media=[MediaSpan(P, 5, max(6, length - 5))])
+    readable = request.num_tokens - 1
+    same_image = request.media[0].length == 6
+    assert found(manager, request) == (readable if same_image and readable >= 11 else 5)
+
+
+def test_a_prompt_that_ends_with_its_image_finds_the_text_before_it() -> None:
+    manager = radix(16)
+    serve(manager, showing("first", *range(11)))
+    assert found(manager, showing("again", *range(11))) == 5
+    assert found(manager, showing("longer", *range(12))) == 11
+
+
+def test_an_image_that_was_computed_in_part_is_not_found_in_part() -> None:
+    manager = radix(16)
+    request = showing("first")
+    for chunk, expected in ((7, 4), (2, 5), (3, 12)):  # whole blocks are found: 4, 8 and 12 tokens
+        assert manager.allocate_slots(request, chunk) is not None
+        manager.commit_step()
+        manager.check()
+        assert found(manager, showing("again")) == expected
+    aborted = showing("second", image=Q)
+    admit(manager, aborted, 4)
+    manager.commit_step()
+    manager.free(aborted)  # leaves a stub that ends inside the image
+    assert found(manager, showing("again", image=Q)) == 5
+
+
+def test_a_tail_shrunk_by_eviction_does_not_end_inside_an_image() -> None:
+    for taken in range(5):
+        manager = radix(5)
+        serve(manager, showing("first"))  # four blocks, the image in the second and third
+        if taken:
+            serve(manager, ask("stranger", range(50, 50 + 4 * taken)))
+        assert found(manager, showing("again")) == {0: 13, 1: 13, 2: 12, 3: 5, 4: 4}[taken]
+
+
+def test_a_preempted_request_does_not_resume_inside_its_image() -> None:
+    manager = radix(16)
+    request = CacheRequest("r", range(14), media=[MediaSpan(P, 5, 6)], skip_reading=True)
+    for num_computed in (8, 10):
+        hit = manager.get_computed_blocks(request)
+        assert manager.allocate_slots(request, num_computed - hit.num_tokens, hit) is not None
+        manager.commit_step()
+        manager.free(request)
+        assert found(manager, request) == 5
+
+
+def test_one_image_after_another_is_found_by_images() -> None:
+    manager = radix(16)
+    pages = [MediaSpan(P, 0, 3), MediaSpan(Q, 3, 3), MediaSpan(P, 6, 3)]
+    serve(manager, CacheRequest("first", [9] * 10, media=pages))
+    for number in range(4):
+        media = [*pages[:number], *(MediaSpan("0" * 16, page.offset, 3) for page in pages[number:])]
+        assert found(manager, CacheRequest("again", [9] * 10, media=media)) == 3 * number
+    assert found(manager, CacheRequest("one long", [9] * 10, media=[MediaSpan(P, 0, 6)])) == 0
+
+
+def test_a_request_shares_the_image_that_its_step_computes() -> None:
+    manager = radix(16)
+    first, second = showing("first"), showing("second", *range(13), 99)
+    admit(manager, first)
+    assert admit(manager, second).num_tokens == 12  # of whole blocks: nothing pending is copied
+    manager.rollback_step()
+    admit(manager, first)
+    third = showing("third", *range(10), 98, 99)
+    assert admit(manager, third).num_tokens == 4  # the image's last token stands in another block
+    manager.commit_step()
+
+
+def test_equal_embeddings_are_found_by_whole_blocks() -> None:
+    manager = radix(16)  # case 15
+    rows = bytes(range(20))
+
+    def embedded(changed: int | None = None, count: int = 10) -> CacheRequest:
+        data = bytearray(rows)
+        if changed is not None:
+            data[2 * changed] ^= 1
+        return CacheRequest("r", [0] * (count + 2), prompt_embeds=PromptEmbeds(data, count))
+
+    serve(manager, embedded())
+    assert found(manager, embedded()) == 11
+    assert [found(manager, embedded(row)) for row in range(10)] == [0] * 4 + [4] * 4 + [8] * 2
+    assert found(manager, ask("tokens", [0] * 12)) == 0
+
+
+def test_negative_ids_are_never_taken_for_an_image() -> None:
+    for negative_first in (True, False):
+        manager = radix(16)
+        image = showing("image", start=4, length=4)
+        tokens = [*range(4), -1, -1, -1, -1, *range(8, 14)]
+        requests = [ask("negative", tokens), image]
+        for request in requests if negative_first else reversed(requests):
+            serve(manager, request)
+        expected = [13, 4] if negative_first else [0, 13]  # whichever came first is cached
+        assert [found(manager, request) for request in requests] == expected
+        assert manager.reset_prefix_cache()
+        serve(manager, image)
+        assert found(manager, image) == 13
+
+
+def test_what_an_index_cannot_compare_decodes_like_the_rest() -> None:
+    manager = radix(16)
+    serve(manager, showing("image"))
+    request = ask("negative", [*range(20, 30), -1])
+    run(manager, request)
+    decode(manager, request, range(30, 40))
+    manager.free(request)
+    assert len(manager.free_block_ids()) == 16
+    assert found(manager, ask("again", range(20, 30))) == 8  # the whole blocks before the negative one

@@ -78,6 +78,7 @@ def test_options_that_contradict_each_other() -> None:
         (("--kv-cache-memory-bytes", "much"), "512MiB"),
         (("--prefix-index", "tree"), "radix"),
         (("--eviction-policy", "mru"), "lru"),
+        (("--prefix-caching-hash-algo", "md5"), "sha256_cbor"),
         (("--dtype", "int4"), "bfloat16"),
         (("--port", "70000"), "65535"),
     ],
@@ -95,7 +96,7 @@ def test_help_names_every_option() -> None:
         "--seed",
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
-        "--decision-log",
+        "--decision-log", "--prefix-caching-hash-algo",
     ):  # fmt: skip
         assert option in text
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from headstart.cache import Adapter, Namespace
-from headstart.errors import RequestError
+from headstart.cache import Adapter, CacheRequest, MediaSpan, Namespace, PromptEmbeds
+from headstart.errors import CacheError, RequestError
 from tests.cache.checked import (
     FLAVOURS,
     CheckedManager,
@@ -279,3 +279,84 @@ def test_block_table_is_a_copy(make: Make) -> None:
     run(manager, first)
     manager.block_table("first").clear()
     assert len(manager.block_table("first")) == 1
+
+
+# What stands behind equal tokens
+
+P, Q = "0" * 60 + "beef", "1" * 60 + "beef"  # case 10: equal in the last 16 bits
+
+
+def showing(name: str, tokens: list[int], *places: tuple[str, int, int]) -> CacheRequest:
+    return CacheRequest(name, tokens, media=[MediaSpan(*place) for place in places])
+
+
+def test_another_image_behind_the_same_tokens_is_another_content(make: Make) -> None:
+    tokens = [1, 2, *[99] * 6, *range(50, 58)]  # cases 10 and 11
+    manager = make(16)
+    serve(manager, showing("first", tokens, (P, 2, 6)))
+    other = manager.get_computed_blocks(showing("other", tokens, (Q, 2, 6)))
+    assert other.num_tokens == reach(manager, 2, 16)
+    assert manager.get_computed_blocks(showing("same", tokens, (P, 2, 6))).num_tokens == reach(
+        manager, 16, 16
+    )
+    assert cached(manager, tokens) == reach(manager, 2, 16)  # the same tokens as text
+
+
+def test_images_swapped_or_moved_share_what_comes_before_them(make: Make) -> None:
+    tokens = [1, 2, 3, 4, 1, 1, *[99] * 5, 1, 1, *[99] * 3, *range(50, 60)]  # case 12
+    manager = make(32)
+    serve(manager, showing("first", tokens, (P, 6, 5), (Q, 13, 3)))
+    for others, shared in (
+        ([(Q, 6, 5), (P, 13, 3)], 6),
+        ([(P, 7, 5), (Q, 13, 3)], 6),
+        ([(P, 6, 5), (P, 13, 3)], 13),
+        ([(P, 6, 5), (Q, 12, 3)], 12),
+        ([(P, 6, 5), (Q, 13, 3)], 25),
+    ):
+        hit = manager.get_computed_blocks(showing("other", tokens, *others))
+        assert hit.num_tokens == reach(manager, shared, 26)
+
+
+def test_an_image_may_go_on_behind_what_is_computed(make: Make) -> None:
+    manager = make(16)
+    request = showing("first", [1, *[99] * 12, 2, 3], (P, 1, 12))
+    for chunk in (6, 4, 5):
+        assert manager.allocate_slots(request, chunk) is not None
+        manager.commit_step()
+    decode(manager, request, range(10, 16))
+    manager.free(request)
+    again = showing("again", [1, *[99] * 12, 2, 3, *range(10, 20)], (P, 1, 12))
+    assert manager.get_computed_blocks(again).num_tokens == reach(manager, 21, 25)
+
+
+def test_other_embeddings_share_nothing_and_equal_ones_do(make: Make) -> None:
+    manager = make(16)  # case 15
+
+    def embedded(rows: bytes) -> CacheRequest:
+        return CacheRequest("r", [0] * 9, prompt_embeds=PromptEmbeds(rows, 9))
+
+    rows = bytes(range(18))
+    serve(manager, embedded(rows))
+    assert manager.get_computed_blocks(embedded(rows)).num_tokens == 8
+    assert manager.get_computed_blocks(embedded(rows[::-1])).num_tokens == 0
+    assert manager.get_computed_blocks(embedded(rows[:10] + rows[:8])).num_tokens == 4
+    assert cached(manager, [0] * 9) == 0
+
+
+def test_a_fork_shows_the_same_images(make: Make) -> None:
+    tokens = [1, *[99] * 4, 2]
+    manager = make(16)
+    parent = showing("parent", tokens, (P, 1, 4))
+    run(manager, parent)
+    for wrong in (showing("child", [*tokens, 3], (Q, 1, 4)), ask("child", [*tokens, 3])):
+        with pytest.raises(CacheError, match="is no fork of"):
+            manager.fork(parent, wrong)
+    child = showing("child", [*tokens, 3], (P, 1, 4))
+    manager.fork(parent, child)
+    assert manager.allocate_slots(child, 1) is not None
+    manager.commit_step()
+    manager.free(parent)
+    manager.free(child)
+    assert manager.get_computed_blocks(showing("again", [*tokens, 3, 4], (P, 1, 4))).num_tokens == reach(
+        manager, 7, 8
+    )

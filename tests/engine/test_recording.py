@@ -3,11 +3,20 @@ from __future__ import annotations
 import gc
 import inspect
 from array import array
+from hashlib import sha256
 
 import msgspec
 import pytest
 
-from headstart.cache import Adapter, CacheConfig, CacheRequest, KVCacheManager, Namespace
+from headstart.cache import (
+    Adapter,
+    CacheConfig,
+    CacheRequest,
+    KVCacheManager,
+    MediaSpan,
+    Namespace,
+    PromptEmbeds,
+)
 from headstart.engine.decisions import (
     Allocate,
     BeginStep,
@@ -145,6 +154,14 @@ def test_salts_are_not_in_it_but_which_are_equal_is(tape: Tape) -> None:
     assert seen[0].salt != seen[4].salt
 
 
+def test_images_and_embeddings_are_written_as_digests(manager: RecordingManager, tape: Tape) -> None:
+    span, rows = MediaSpan("cafe" * 16, 1, 2), PromptEmbeds(b"abcd", 2)
+    manager.get_computed_blocks(CacheRequest("a", [1, 2, 3], media=[span], prompt_embeds=rows))
+    [seen] = [record for record in tape.records if isinstance(record, Seen)]
+    assert seen.media == [("cafe" * 16, 1, 2)]
+    assert seen.prompt_embeds == sha256(b"ab").digest() + sha256(b"cd").digest()
+
+
 def test_what_a_step_did_is_safe_when_it_ends_and_the_rest_at_once(
     manager: RecordingManager, tape: Tape
 ) -> None:
@@ -218,7 +235,7 @@ def test_nothing_is_kept_of_requests_that_are_gone(manager: RecordingManager, ta
 def test_every_call_that_can_change_something_is_recorded() -> None:
     """Whoever gives the door a new call or option learns here that logs must have it."""
     looks = {"block_table", "free_block_ids", "num_free_blocks", "usage", "stats", "num_evicted_blocks"}
-    looks |= {"state_digest", "check", "pins"}
+    looks |= {"state_digest", "check", "pins", "num_collisions"}
     door = {name for name in vars(KVCacheManager) if not name.startswith("_")} - looks
     assert {name for name in vars(RecordingManager) if not name.startswith("_")} == door | {"close"}
     for name in door:

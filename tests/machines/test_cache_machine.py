@@ -1,8 +1,9 @@
-"""Stateful property tests of the cache core, both indexes, against an oracle that stores whole token lists.
+"""Stateful property tests of the cache core, both indexes, against an oracle that stores whole prompts.
 
 The oracle knows nothing of trees and digests.  It keeps what every slot of every block would hold
-if a model ran: the namespace and the entire token list up to that slot.  A hit is right if every slot
-it hands out holds exactly the request's own prefix; it is complete if no longer one could be had.
+if a model ran: the namespace and the entire list up to that slot of tokens, with the images and
+embeddings that stand behind them.  A hit is right if every slot it hands out holds exactly the request's
+own prefix; it is complete if no longer one could be had.  The radix index's ends inside no image.
 Requests that skip reading, and preempted ones that come back, are among those it sees.
 
 Of eviction it knows no policy's order, but what every policy owes: the victims are those that
@@ -27,11 +28,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
+from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
 from headstart.config import PolicyName, PrefixIndexName
-from tests.cache.follower import Follower
+from tests.cache.follower import Follower, Prefix, Symbol, symbols, units
 
-Content = tuple[Namespace, tuple[int, ...]]
+IMAGES = {2: "cafe" * 4, 3: "beef" * 4}  # by their number of tokens
+ROWS = [b"aabbccdd", b"aabbccee", b"xxbbccdd"]  # four of two bytes
 GARBAGE = "never written"
 EXAMPLES = int(os.environ.get("HEADSTART_FUZZ_EXAMPLES", "150"))
 
@@ -47,7 +49,7 @@ class Live:
     before: int | None = None  # tokens computed before the open step granted something; None: nothing yet
     admitted_now: bool = False
     replaced: int | None = None  # the block that its table lost in the open step, held until the step ends
-    writes: dict[tuple[int, int], Content] = field(default_factory=dict)
+    writes: dict[tuple[int, int], Prefix] = field(default_factory=dict)
     copies: dict[tuple[int, int], object] = field(default_factory=dict)
 
 
@@ -56,8 +58,8 @@ class Cached:
     """A block that should be findable: the prefix before it and the tokens in it."""
 
     namespace: Namespace
-    parent: tuple[int, ...]
-    tokens: tuple[int, ...]
+    parent: tuple[Symbol, ...]
+    tokens: tuple[Symbol, ...]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -98,18 +100,29 @@ class CacheMachine(RuleBasedStateMachine):
         self.open = False
         self.now = 0.0
         self.most_pinned = int(share * num_blocks)
-        self.pinned: dict[str, tuple[float, set[Content]]] = {}  # until when; each block as its whole prefix
+        self.pinned: dict[str, tuple[float, set[Prefix]]] = {}  # until when; each block as its whole prefix
 
     # -- the oracle ------------------------------------------------------------------------------
 
-    def content(self, request: CacheRequest, position: int) -> Content:
-        return request.namespace, tuple(request.token_ids(0, position + 1))
+    def symbols(self, request: CacheRequest, start: int, stop: int) -> tuple[Symbol, ...]:
+        return symbols(request, self.size, stop)[start:]
+
+    def content(self, request: CacheRequest, position: int) -> Prefix:
+        return request.namespace, self.symbols(request, 0, position + 1)
 
     def expected_hit(self, request: CacheRequest) -> int:
-        tokens, size = tuple(request.token_ids()), self.size
-        limit = len(tokens) - 1
+        limit = request.num_tokens - 1
         if request.skip_reading:
             limit = min(limit, self.committed.get(request.request_id, 0))
+        hit = self.longest(request, limit)
+        if self.index == "radix":
+            while inside := [start for start, end, _ in units(request, self.size) if start < hit < end]:
+                hit = self.longest(request, min(inside))
+        return hit
+
+    def longest(self, request: CacheRequest, limit: int) -> int:
+        """The longest cached prefix of at most ``limit`` tokens."""
+        tokens, size = self.symbols(request, 0, request.num_tokens), self.size
         full = {(c.namespace, c.parent + c.tokens) for c in self.cached.values() if len(c.tokens) == size}
         hit = 0
         while hit + size <= limit and (request.namespace, tokens[: hit + size]) in full:
@@ -146,8 +159,8 @@ class CacheMachine(RuleBasedStateMachine):
                 continue
             entry = Cached(
                 request.namespace,
-                tuple(request.token_ids(0, stop - size)),
-                tuple(request.token_ids(stop - size, stop)),
+                self.symbols(request, 0, stop - size),
+                self.symbols(request, stop - size, stop),
             )
             if self.index == "radix" and self.is_cached(entry):
                 continue  # a repeat stays private
@@ -161,7 +174,7 @@ class CacheMachine(RuleBasedStateMachine):
                 if not self.is_cached(entry):
                     self.cached[block_id] = entry
 
-    def pinned_contents(self) -> set[Content]:
+    def pinned_contents(self) -> set[Prefix]:
         return {content for _, contents in self.pinned.values() for content in contents}
 
     def evict(self, block_ids: list[int], free: list[int]) -> None:
@@ -177,7 +190,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.pinned = {name: (t, kept & after) for name, (t, kept) in self.pinned.items()}
 
     @staticmethod
-    def prefix(entry: Cached) -> Content:
+    def prefix(entry: Cached) -> Prefix:
         return entry.namespace, entry.parent + entry.tokens
 
     def granted(self, live: Live, copies: tuple, start: int, count: int) -> None:
@@ -236,6 +249,8 @@ class CacheMachine(RuleBasedStateMachine):
         skip_reading=st.sampled_from([False, False, True]),
         priority=st.sampled_from([0, 0, 0, 1, 9]),
         num_prompt_tokens=st.integers(0, 14),
+        images=st.lists(st.tuples(st.sampled_from([2, 3]), st.integers(0, 3)), max_size=2),
+        rows=st.sampled_from([None, None, None, *ROWS]),
     )
     def admit(
         self,
@@ -247,12 +262,21 @@ class CacheMachine(RuleBasedStateMachine):
         skip_reading: bool,
         priority: int,
         num_prompt_tokens: int,
+        images: list[tuple[int, int]],
+        rows: bytes | None,
     ) -> None:
         self.counter += 1
+        media: list[MediaSpan] = []
+        for length, gap in images:
+            offset = gap + (media[-1].end if media else 0)
+            if offset + length <= len(tokens):
+                media.append(MediaSpan(IMAGES[length], offset, length))
         request = CacheRequest(
             f"r{self.counter}",
             tokens,
             namespace=Namespace(salt=salt),
+            media=media,
+            prompt_embeds=None if rows is None or len(tokens) < 4 else PromptEmbeds(rows, 4),
             skip_reading=skip_reading,
             num_prompt_tokens=min(num_prompt_tokens, len(tokens)),
             retention_priority=priority,
@@ -348,11 +372,14 @@ class CacheMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(n for n, live in self.live.items() if live.before is None)))
         live = self.live[name]
         self.counter += 1
-        tokens = [*live.request.token_ids(0, live.computed), token]
+        known = max([live.computed, *(end for _, end, _ in units(live.request, self.size))])
+        tokens = [*live.request.token_ids(0, known), token]
         child = CacheRequest(
             f"r{self.counter}",
             tokens,
             namespace=live.request.namespace,
+            media=live.request.media,
+            prompt_embeds=live.request.prompt_embeds,
             skip_reading=live.request.skip_reading,
         )
         free, table = self.manager.free_block_ids(), self.manager.block_table(name)
@@ -431,8 +458,8 @@ class CacheMachine(RuleBasedStateMachine):
             start = computed - computed % self.size
             entry = Cached(
                 live.request.namespace,
-                tuple(live.request.token_ids(0, start)),
-                tuple(live.request.token_ids(start, computed)),
+                self.symbols(live.request, 0, start),
+                self.symbols(live.request, start, computed),
             )
             if not self.is_cached(entry):
                 self.cached[table[start // self.size]] = entry
@@ -457,13 +484,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.manager.begin_step(self.now)
         self.pinned = {name: pin for name, pin in self.pinned.items() if pin[0] > self.now}
 
-    def pinnable(self, request: CacheRequest) -> set[Content]:
+    def pinnable(self, request: CacheRequest) -> set[Prefix]:
         written = {
             self.prefix(entry) for block_id, entry in self.cached.items() if block_id not in self.pending
         }
-        found: set[Content] = set()
+        found: set[Prefix] = set()
         for stop in range(self.size, request.num_tokens + 1, self.size):
-            content = request.namespace, tuple(request.token_ids(0, stop))
+            content = self.content(request, stop - 1)
             if content not in written:
                 break
             found.add(content)

@@ -3,6 +3,7 @@
 from headstart.cache.index import BlockCopy, PartialBlock
 from headstart.cache.keys import Adapter, CacheRequest, Namespace
 from headstart.cache.manager import Allocation, CacheStats, KVCacheManager, Pin, PrefixHit
+from headstart.cache.media import MediaSpan, PromptEmbeds
 from headstart.config import CacheConfig
 
 __all__ = [
@@ -13,8 +14,10 @@ __all__ = [
     "CacheRequest",
     "CacheStats",
     "KVCacheManager",
+    "MediaSpan",
     "Namespace",
     "PartialBlock",
     "Pin",
     "PrefixHit",
+    "PromptEmbeds",
 ]

@@ -183,11 +183,12 @@ class Block(Evictable):
 
     The radix index counts on nodes what is counted here, and knows blocks by their ids alone.
     ``ref_count`` is the number of block tables that hold it, ``digest`` makes it findable, ``parent`` is
-    the digest before it in the chain, ``pending_for`` names the request whose K and V of the current
-    step will fill it, until that step commits.
+    the digest before it in the chain, ``run`` (its tokens) and ``identity`` (its keys beside them) are what
+    the digest was made of, because a digest alone proves nothing, ``pending_for`` names the request whose
+    K and V of the current step will fill it, until that step commits.
     """
 
-    __slots__ = ("block_id", "digest", "parent", "pending_for", "ref_count")
+    __slots__ = ("block_id", "digest", "identity", "parent", "pending_for", "ref_count", "run")
 
     def __init__(self, block_id: int) -> None:
         super().__init__()
@@ -195,6 +196,8 @@ class Block(Evictable):
         self.ref_count = 0
         self.digest: bytes | None = None
         self.parent: bytes | None = None
+        self.run = b""
+        self.identity: tuple[object, ...] | None = None
         self.pending_for: str | None = None
 
     def __repr__(self) -> str:

@@ -15,16 +15,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
 from headstart.cache.index import Lease, Mark, Match
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
+from headstart.cache.tokens import TOKEN_BYTES
 from headstart.cache.victims import Pins, VictimOrder, make_order
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
+
+_AT_ONCE = 512
+"""Blocks that a lookup hashes and compares before it asks whether all were found."""
 
 
 class HashIndex:
@@ -46,6 +50,7 @@ class HashIndex:
         self._pins: Pins[bytes, Block] = Pins(self._order, self._path)
         self._announcer = Announcer(config.num_blocks, listeners)
         self._num_evicted_blocks = 0
+        self._num_collisions = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -54,6 +59,10 @@ class HashIndex:
     @property
     def num_evicted_blocks(self) -> int:
         return self._num_evicted_blocks
+
+    @property
+    def num_collisions(self) -> int:
+        return self._num_collisions
 
     def free_block_ids(self) -> list[int]:
         return [block.block_id for block in self._order]
@@ -90,14 +99,50 @@ class HashIndex:
     # -- reading ---------------------------------------------------------------------------------
 
     def match(self, request: CacheRequest, limit: int) -> Match:
-        num_blocks = limit // self._block_size
         found: list[Block] = []
-        for block in map(self._first.get, self._hasher.extend(request, num_blocks)[:num_blocks]):
-            if block is None:
+        for start in range(0, limit // self._block_size, _AT_ONCE):
+            stop = min(start + _AT_ONCE, limit // self._block_size)
+            digests = self._hasher.extend(request, stop)[start:stop]
+            blocks: list[Block] = []
+            for digest in digests:
+                block = self._first.get(digest)
+                if block is None:
+                    break
+                blocks.append(block)
+            found += blocks
+            if not self._are_all_of(request, start, blocks):
+                own = (self._is_of(request, index, block) for index, block in enumerate(blocks, start))
+                del found[start + sum(takewhile(bool, own)) :]
+                self._count_collision(request)
+            if len(found) < stop:
                 break
-            found.append(block)
         shared_with = {block.pending_for for block in found if block.pending_for is not None}
-        return Match([block.block_id for block in found], None, frozenset(shared_with))
+        return Match([block.block_id for block in found], shared_with=frozenset(shared_with))
+
+    def _are_all_of(self, request: CacheRequest, start: int, blocks: list[Block]) -> bool:
+        """`_is_of` for a row of blocks from ``start`` on, compared together."""
+        if not blocks:
+            return True
+        size, stop, digests = self._block_size, start + len(blocks), request.digests
+        parents = digests[start - 1 : stop - 1] if start else [None, *digests[: stop - 1]]
+        return (
+            request.tokens.startswith(b"".join([block.run for block in blocks]), start * size * TOKEN_BYTES)
+            and [block.parent for block in blocks] == parents
+            and [block.identity for block in blocks] == request.identities(start, stop, size)
+        )
+
+    def _is_of(self, request: CacheRequest, index: int, block: Block) -> bool:
+        """Whether ``block`` holds the content of the request's ``index``-th block, if those before do."""
+        size = self._block_size
+        return (
+            block.run == request.run(index * size, (index + 1) * size)
+            and block.parent == (request.digests[index - 1] if index else None)
+            and block.identity == request.identities(index, index + 1, size)[0]
+        )
+
+    def _count_collision(self, request: CacheRequest) -> None:
+        self._num_collisions += not request.has_collided
+        request.has_collided = True
 
     def _blocks(self, block_ids: Iterable[int]) -> list[Block]:
         blocks = self._pool.blocks
@@ -135,27 +180,33 @@ class HashIndex:
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
-        request, start = lease.request, lease.num_published
+        request, start, size = lease.request, lease.num_published, self._block_size
         request_id, add_first = request.request_id, self._first.setdefault
         filled = self._blocks(lease.block_ids[start:num_blocks])
         digests = self._hasher.extend(request, num_blocks)
         parent = digests[start - 1] if start else None
+        run, num_bytes = request.run(start * size, num_blocks * size), size * TOKEN_BYTES
+        content = zip(digests[start:num_blocks], request.identities(start, num_blocks, size), strict=True)
         found: list[Block] = []
-        for block, digest in zip(filled, digests[start:num_blocks], strict=True):
+        for at, (block, (digest, identity)) in enumerate(zip(filled, content, strict=True)):
             if block.digest is not None:
                 raise CacheError(f"{block!r} carries a digest already")
-            block.digest, block.parent, block.pending_for = digest, parent, request_id
             first = add_first(digest, block)
             if first is not block:
+                if not self._is_of(request, start + at, first):
+                    self._count_collision(request)  # neither this block nor what follows it can be found
+                    break
                 self._copies.setdefault(digest, []).append(block)
                 self._order.review(first)
             elif parent is not None and self._order.uses_shape:
                 self._num_below[parent] += 1
+            block.digest, block.parent, block.pending_for = digest, parent, request_id
+            block.run, block.identity = run[at * num_bytes : (at + 1) * num_bytes], identity
             found.append(first)
             parent = digest
-        self._pending.append((request, start, filled))
+        self._pending.append((request, start, filled[: len(found)]))
         self._claim(request, enumerate(found, start))
-        lease.num_published = num_blocks
+        lease.num_published = start + len(found)
         return frozenset()
 
     def fork(self, lease: Lease, request: CacheRequest) -> Lease:
@@ -214,6 +265,7 @@ class HashIndex:
         if first is not block:
             self._order.review(first)
         block.digest = block.parent = block.pending_for = block.use = None
+        block.run, block.identity = b"", None
 
     def _count_out(self, block: Block) -> None:
         """Nothing is found under the block's digest any more."""
@@ -302,6 +354,7 @@ class HashIndex:
         self._order.drain()
         for block in self._pool.blocks:
             block.digest = block.parent = block.pending_for = block.use = None
+            block.run, block.identity = b"", None
         self._first.clear()
         self._copies.clear()
         self._num_below.clear()

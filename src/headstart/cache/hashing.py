@@ -1,10 +1,14 @@
 """The block-hash chain: ``digest(i) = H(digest(i-1), tokens of block i, extra keys)``.
 
-``sha256_cbor`` is byte for byte what vLLM 0.32 computes with ``--prefix-caching-hash-algo
-sha256_cbor``: SHA-256 over the canonical CBOR (RFC 8949 §4.2.1) of the array ``[parent, tokens,
-extra]``.  The first parent is the hash of a seed string.  The seed is public on purpose: SHA-256 needs
-no secret to be collision-free, equal chains in two processes are what lets their KV events be read
-together, and isolation between tenants is the salt's job.
+The algorithms have the names of vLLM 0.32's ``--prefix-caching-hash-algo`` and are its bytes: a hash over
+a serial form of ``(parent, tokens, extra)``.  ``…_cbor`` is canonical CBOR (RFC 8949 §4.2.1), which any
+language can write; without it, CPython's pickle, protocol 5.  The first parent is the hash of a seed
+string.
+
+The seed of SHA-256 is public on purpose: it needs no secret to be collision-free, equal chains in two
+processes are what lets their KV events be read together, and isolation between tenants is the salt's job.
+``xxhash`` is no cryptographic hash: whoever knows the seed can make prompts collide, so each process draws
+one of its own unless one is given.
 """
 
 from __future__ import annotations
@@ -12,86 +16,112 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NewType
 
+import xxhash
+
+from headstart.cache import cbor
 from headstart.cache.keys import CacheRequest, ExtraKeys
+from headstart.cache.tokens import ints_of
+from headstart.config import is_cryptographic
 from headstart.errors import ConfigError
 
 BlockDigest = NewType("BlockDigest", bytes)
 
 DEFAULT_SEED = "vllm-none-hash"
-"""vLLM 0.32's seed where ``PYTHONHASHSEED`` is not set."""
+"""vLLM 0.32's seed of the cryptographic algorithms where ``PYTHONHASHSEED`` is not set."""
 
-_ARRAY3, _BYTES32, _NULL = b"\x83", b"\x58\x20", b"\xf6"
-
-
-def _head(major: int, value: int) -> bytes:
-    """A CBOR head: three bits of major type, then the value in its shortest form."""
-    if value < 24:
-        return bytes((major << 5 | value,))
-    for code, size in ((24, 1), (25, 2), (26, 4), (27, 8)):
-        if value < 1 << 8 * size:
-            return bytes((major << 5 | code,)) + value.to_bytes(size, "big")
-    raise ValueError(f"{value} needs more than 64 bits")
+_AT_ONCE = 512
+"""Blocks that are encoded together: what is made on the way should stay in the processor's cache."""
 
 
-@functools.lru_cache(maxsize=1 << 17)  # a vocabulary's worth: encoding is most of a digest's cost
-def _integer(value: int) -> bytes:
-    return _head(0, value) if value >= 0 else _head(1, -1 - value)
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A hash, the length of its digests in bytes, and the serial form that it is taken of."""
+
+    digest: Callable[[bytes], bytes]
+    size: int
+    is_cbor: bool
 
 
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return _head(3, len(data)) + data
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
-def _extra(keys: ExtraKeys) -> bytes:
-    if keys is None:
-        return _NULL
-    parts = (_head(4, len(key)) + b"".join(map(_text, key)) for key in keys)
-    return _head(4, len(keys)) + b"".join(parts)
+ALGORITHMS = {
+    "sha256": Algorithm(_sha256, 32, is_cbor=False),
+    "sha256_cbor": Algorithm(_sha256, 32, is_cbor=True),
+    "xxhash": Algorithm(xxhash.xxh3_128_digest, 16, is_cbor=False),
+    "xxhash_cbor": Algorithm(xxhash.xxh3_128_digest, 16, is_cbor=True),
+}
 
 
 class BlockHasher:
     """Digests of full blocks of ``block_size`` tokens.
 
-    ``seed`` overrides ``PYTHONHASHSEED``, which overrides vLLM's default seed.
+    ``seed`` overrides ``PYTHONHASHSEED``, which overrides the algorithm's own.
     Raises ``ConfigError`` for an unknown algorithm.
     """
 
     def __init__(self, block_size: int, *, algorithm: str = "sha256_cbor", seed: str | None = None) -> None:
-        if algorithm != "sha256_cbor":
-            raise ConfigError(f"hash algorithm must be sha256_cbor, not {algorithm!r}")
+        chosen = ALGORITHMS.get(algorithm)
+        if chosen is None:
+            raise ConfigError(f"hash algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
         if seed is None:
-            seed = os.environ.get("PYTHONHASHSEED") or DEFAULT_SEED
+            seed = os.environ.get("PYTHONHASHSEED") or _default_seed(algorithm)
         self._block_size = block_size
-        self._root = hashlib.sha256(_text(seed)).digest()
-        self._array_head = _head(4, block_size)
+        self._is_cbor = chosen.is_cbor
+        self._digest = chosen.digest
+        self._root = chosen.digest(cbor.text(seed) if chosen.is_cbor else pickle.dumps(seed, protocol=5))
+        self._before_parent = cbor.head(4, 3) + cbor.head(2, chosen.size)
 
     def block_digest(self, parent: bytes | None, tokens: Iterable[int], extra: ExtraKeys) -> BlockDigest:
-        """The digest (32 bytes) of one full block after ``parent``; None is the chain's beginning."""
-        return self._digest(parent, map(_integer, tokens), extra)
+        """The digest of one full block after ``parent``; None is the chain's beginning.
 
-    def _digest(self, parent: bytes | None, encoded: Iterable[bytes], extra: ExtraKeys) -> BlockDigest:
+        The pickle forms depend on which of the extra keys' strings are the same object, as vLLM's do.
+        """
+        block = tuple(tokens)
         before = self._root if parent is None else parent
-        message = b"".join((_ARRAY3, _BYTES32, before, self._array_head, *encoded, _extra(extra)))
-        return BlockDigest(hashlib.sha256(message).digest())
+        if not self._is_cbor:
+            return BlockDigest(self._digest(_pickled(before, block, extra)))
+        array = cbor.head(4, len(block)) + b"".join(map(cbor.integer, block))
+        return BlockDigest(self._digest(self._before_parent + before + array + cbor.keys(extra)))
 
     def extend(self, request: CacheRequest, num_blocks: int) -> list[bytes]:
         """The request's digests, computed as far as ``num_blocks`` and kept on it for the next time."""
-        digests, size = request.digests, self._block_size
-        known = len(digests)
-        if num_blocks <= known:
-            return digests
-        encoded = list(map(_integer, request.token_ids(known * size, num_blocks * size)))
-        parent = digests[-1] if digests else None
-        for index in range(known, num_blocks):
-            start = (index - known) * size
-            extra = request.namespace.extra_keys(index)
-            parent = self._digest(parent, encoded[start : start + size], extra)
-            digests.append(parent)
+        digests = request.digests
+        for start in range(len(digests), num_blocks, _AT_ONCE):
+            stop = min(start + _AT_ONCE, num_blocks)
+            run = request.run(start * self._block_size, stop * self._block_size)
+            extend = self._extend_cbor if self._is_cbor else self._extend_pickle
+            extend(digests, run, request)
         return digests
+
+    def _extend_cbor(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
+        """Add the digests of the blocks in ``run``, which follow those that are there."""
+        digest, before_parent, size = self._digest, self._before_parent, self._block_size
+        parent = digests[-1] if digests else self._root
+        array, keys, encoded = cbor.head(4, size), None, cbor.NULL
+        blocks = cbor.blocks_of(run, size)
+        extra = request.all_extra_keys(len(digests), len(digests) + len(blocks), size)
+        for block, its_keys in zip(blocks, extra, strict=True):
+            if its_keys is not keys:  # many blocks have the same
+                keys, encoded = its_keys, cbor.keys(its_keys)
+            parent = digest(b"".join((before_parent, parent, array, block, encoded)))
+            digests.append(parent)
+
+    def _extend_pickle(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
+        """As `_extend_cbor`, for the pickle forms."""
+        digest, size = self._digest, self._block_size
+        parent = digests[-1] if digests else self._root
+        tokens = ints_of(run)
+        extra = request.all_extra_keys(len(digests), len(digests) + len(tokens) // size, size)
+        for start, keys in zip(range(0, len(tokens), size), extra, strict=True):
+            parent = digest(_pickled(parent, tuple(tokens[start : start + size]), _each_once(keys)))
+            digests.append(parent)
 
 
 def block_hash_chain(
@@ -114,3 +144,42 @@ def block_hash_chain(
         extra = extra_keys[index] if extra_keys is not None else None
         chain.append(hasher.block_digest(chain[-1] if chain else None, block, extra))
     return chain
+
+
+def _default_seed(algorithm: str) -> str:
+    return DEFAULT_SEED if is_cryptographic(algorithm) else _process_seed()
+
+
+@functools.cache
+def _process_seed() -> str:
+    """Nobody else's: one for all hashers of a process, whose digests must agree."""
+    return os.urandom(32).hex()
+
+
+_TAGS = {tag: tag for tag in ("lora", "mm", "cache_salt", "prompt_embeds")}
+
+
+def _pickled(parent: bytes, tokens: tuple[int, ...], extra: ExtraKeys) -> bytes:
+    """Pickle writes an object that it has met before as a reference, so tags must be one object each."""
+    if extra is not None:
+        extra = tuple((_TAGS.get(str(part[0]), part[0]), *part[1:]) for part in extra)
+    return pickle.dumps((parent, tokens, extra), protocol=5)
+
+
+def _each_once(extra: ExtraKeys) -> ExtraKeys:
+    """The same keys with equal strings as one object, apart from the tags: equal content, equal bytes."""
+    if extra is None:
+        return None
+    known: dict[str, str] = {}
+    return tuple(
+        (
+            part[0],
+            *(known.setdefault(item, _fresh(item)) if isinstance(item, str) else item for item in part[1:]),
+        )
+        for part in extra
+    )
+
+
+def _fresh(text: str) -> str:
+    """An equal string that is another object, as far as strings of one letter can be."""
+    return text.encode().decode()

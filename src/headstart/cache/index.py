@@ -84,6 +84,11 @@ class PrefixIndex(Protocol):
         """How often a cached block was given up for its slot."""
         ...
 
+    @property
+    def num_collisions(self) -> int:
+        """How many requests met other content under a digest of theirs."""
+        ...
+
     def free_block_ids(self) -> list[int]:
         """The same blocks, the next to be taken first."""
         ...

@@ -6,28 +6,22 @@ from nowhere else, so that no two of them can disagree on what may be shared.
 
 from __future__ import annotations
 
-import struct
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
+from headstart.cache.media import MediaSpan, PromptEmbeds, check_spans, is_text, spans_between
+from headstart.cache.tokens import TOKEN_BYTES, has_negative, ints_of, part_of, run_of
 from headstart.errors import RequestError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-TOKEN_BYTES = 4
-"""Bytes of one token in a run: a little-endian int32."""
-
 HIGHEST_PRIORITY = 100
 """Of retention priorities; 0 is the lowest, and that of requests that name none."""
 
-_PIECE = 1024  # tokens packed at once: few enough that they stay in the processor's cache meanwhile
-_pack_piece = struct.Struct(f"<{_PIECE}i").pack
-
-ExtraKeys = tuple[tuple[str, ...], ...] | None
+ExtraKeys = tuple[tuple[str | int | bytes, ...], ...] | None
 """Typed parts that enter a block's digest beside its tokens; None when there are none."""
 
 
@@ -52,29 +46,12 @@ class Namespace:
 
     def __post_init__(self) -> None:
         salt: object = self.salt  # a caller from Python may hand over anything
-        if salt is not None and not (isinstance(salt, str) and salt and _is_text(salt)):
+        if salt is not None and not (isinstance(salt, str) and salt and is_text(salt)):
             raise RequestError(
                 f"cache_salt must be a non-empty string or absent, got {self.salt!r}",
                 param="cache_salt",
                 code="invalid_value",
             )
-
-    def extra_keys(self, block_index: int) -> ExtraKeys:
-        """The digest's typed extra parts for a request's ``block_index``-th block, in vLLM's order.
-
-        The adapter enters every block; the salt only the first, since the chain carries it on.
-        """
-        keys: list[tuple[str, ...]] = []
-        if self.adapter is not None:
-            keys.append(("lora", self.adapter.name, self.adapter.digest))
-        if self.salt is not None and block_index == 0:
-            keys.append(("cache_salt", self.salt))
-        return tuple(keys) if keys else None
-
-
-def _is_text(text: str) -> bool:
-    """Whether the text can be written as UTF-8: half of a surrogate pair cannot."""
-    return not any(0xD800 <= ord(letter) <= 0xDFFF for letter in text)
 
 
 SHARED = Namespace()
@@ -82,20 +59,23 @@ SHARED = Namespace()
 
 
 class CacheRequest:
-    """One request's tokens and namespace, as the cache sees them.
+    """One request's tokens, what its placeholder tokens stand for, and its namespace, as the cache sees them.
 
     ``token_ids`` is an iterable of ints, or a buffer that is copied in one go: an ``array`` or a numpy
     array of int32, or the ``bytes`` of little-endian int32.  Decoded tokens are appended.
+    ``media`` are its spans in order; ``prompt_embeds`` stand for its first tokens.
     ``skip_reading`` is for requests that want the logits of their prompt: nothing that others computed is
     a hit for them, but what they compute can be found.  They are left out of the statistics.
     ``num_prompt_tokens`` says how many of the tokens are the prompt (None: all), ``retention_priority`` how
     long to keep what the request uses: 0 to 100, the higher the longer.
-    Raises ``RequestError`` for what is not a list of int32, and for numbers out of range.
+    Raises ``RequestError`` for what is not a list of int32, for numbers out of range, and for spans or
+    embeddings that are not of this prompt; with either of them token ids must not be negative.
     """
 
     __slots__ = (
-        *("__weakref__", "digests", "namespace", "num_admissions", "num_committed"),
-        *("num_prompt_tokens", "request_id", "retention_priority", "skip_reading", "tokens"),
+        *("__weakref__", "coded", "digests", "has_collided", "media", "namespace"),
+        *("num_admissions", "num_committed", "num_prompt_tokens", "prompt_embeds", "request_id"),
+        *("retention_priority", "skip_reading", "tokens"),
     )
 
     def __init__(
@@ -104,14 +84,18 @@ class CacheRequest:
         token_ids: Iterable[int] | Buffer,
         *,
         namespace: Namespace = SHARED,
+        media: Sequence[MediaSpan] = (),
+        prompt_embeds: PromptEmbeds | None = None,
         skip_reading: bool = False,
         num_prompt_tokens: int | None = None,
         retention_priority: int = 0,
     ) -> None:
         self.request_id = request_id
         self.namespace = namespace
+        self.media = tuple(media)
+        self.prompt_embeds = prompt_embeds
         self.skip_reading = skip_reading
-        self.tokens = _run_of(token_ids)
+        self.tokens = run_of(token_ids)
         """All tokens as one run: little-endian int32.  A bytearray, so that comparing it copies nothing."""
         if num_prompt_tokens is not None:
             _in_range("num_prompt_tokens", num_prompt_tokens, self.num_tokens)
@@ -120,10 +104,29 @@ class CacheRequest:
         self.retention_priority = retention_priority
         self.digests: list[bytes] = []
         """Digests of the leading full blocks, as far as the `hash` index has needed them; its own."""
+        self.has_collided = False
+        """Whether the `hash` index met other content under a digest of this request; its own."""
+        self.coded: Any = None
+        """Its run with codes for what the tokens do not tell, once the radix index has made it; its own."""
         self.num_admissions = 0
         """How often the manager admitted it; more than once after a preemption.  The manager's own."""
         self.num_committed = 0
         """How many leading tokens were ever computed for it, in steps that committed.  The manager's own."""
+        if not self.is_plain:
+            self._check_content()
+
+    def _check_content(self) -> None:
+        check_spans(self.media, self.num_tokens)
+        if self.prompt_embeds is not None and self.prompt_embeds.num_rows > self.num_tokens:
+            raise RequestError(
+                f"prompt_embeds are {self.prompt_embeds.num_rows} rows for {self.num_tokens} tokens",
+                param="prompt_embeds",
+                code="invalid_value",
+            )
+        if has_negative(self.tokens):
+            raise _negative()
+
+    # -- tokens ----------------------------------------------------------------------------------
 
     @property
     def num_readable(self) -> int:
@@ -140,16 +143,77 @@ class CacheRequest:
 
     def append(self, token_id: int) -> None:
         """Add one decoded token."""
+        if token_id < 0 and not self.is_plain:
+            raise _negative()
         self.tokens += token_id.to_bytes(TOKEN_BYTES, "little", signed=True)
 
     def run(self, start: int, stop: int) -> bytes:
         """Tokens ``start`` to ``stop`` (exclusive) as the bytes that indexes compare."""
-        with memoryview(self.tokens) as view:
-            return bytes(view[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+        return part_of(self.tokens, start, stop)
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Tokens ``start`` to ``stop`` (exclusive; None is the end) as ints."""
-        return _ints(self.run(start, self.num_tokens if stop is None else stop)).tolist()
+        return ints_of(self.run(start, self.num_tokens if stop is None else stop))
+
+    # -- keys ------------------------------------------------------------------------------------
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tokens tell all of the content: no media, no embeddings."""
+        return not self.media and self.prompt_embeds is None
+
+    def extra_keys(self, block_index: int, block_size: int) -> ExtraKeys:
+        """What enters the digest of block ``block_index`` beside its tokens, typed, in vLLM's order.
+
+        The adapter in every block; each media item that touches the block, with its offset from the block's
+        start, which is negative where it began earlier; the salt in the first block alone, since the
+        chain carries it on; with prompt embeddings the SHA-256 of the block's rows, in every block.
+        The one source of such keys, for indexes, events, tiers and router.
+        """
+        keys: list[tuple[str | int | bytes, ...]] = []
+        adapter, salt = self.namespace.adapter, self.namespace.salt
+        start = block_index * block_size
+        if adapter is not None:
+            keys.append(("lora", adapter.name, adapter.digest))
+        if self.media:
+            touched = spans_between(self.media, start, start + block_size)
+            keys += [("mm", span.digest, span.offset - start) for span in touched]
+        if salt is not None and block_index == 0:
+            keys.append(("cache_salt", salt))
+        if self.prompt_embeds is not None:
+            keys.append(("prompt_embeds", self.prompt_embeds.digest(start, start + block_size)))
+        return tuple(keys) if keys else None
+
+    def all_extra_keys(self, start: int, stop: int, block_size: int) -> list[ExtraKeys]:
+        """The `extra_keys` of the blocks ``start`` to ``stop`` (exclusive)."""
+        if not self.is_plain:
+            return [self.extra_keys(index, block_size) for index in range(start, stop)]
+        first = [self.extra_keys(0, block_size)] if start == 0 < stop else []
+        return [*first, *repeat(self.extra_keys(1, block_size), stop - start - len(first))]
+
+    def identities(self, start: int, stop: int, block_size: int) -> list[ExtraKeys]:
+        """What beside its tokens must be equal, in each of these blocks, for two blocks to be one content.
+
+        The extra keys, and how long each media item is, which is in no digest: behind a shorter one with
+        the same placeholders the next tokens could be the text's own.
+        """
+        found = self.all_extra_keys(start, stop, block_size)
+        if self.media:
+            for at, keys in enumerate(found):
+                first = (start + at) * block_size
+                touched = spans_between(self.media, first, first + block_size)
+                if touched and keys is not None:
+                    found[at] = (*keys, tuple(span.length for span in touched))
+        return found
+
+    def begins_like(self, other: CacheRequest, num_tokens: int) -> bool:
+        """Whether the first ``num_tokens`` tokens are the same content in the same namespace."""
+        return (
+            self.namespace == other.namespace
+            and self.run(0, num_tokens) == other.run(0, num_tokens)
+            and spans_between(self.media, 0, num_tokens) == spans_between(other.media, 0, num_tokens)
+            and _digest(self.prompt_embeds, num_tokens) == _digest(other.prompt_embeds, num_tokens)
+        )
 
     def __repr__(self) -> str:
         return f"CacheRequest({self.request_id!r}, {self.num_tokens} tokens, {self.namespace})"
@@ -162,38 +226,13 @@ def _in_range(name: str, value: object, most: int) -> None:  # a caller may hand
         )
 
 
-def _ints(run: bytes) -> array[int]:
-    tokens = array("i", run)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens
+def _digest(embeds: PromptEmbeds | None, num_rows: int) -> bytes | None:
+    return None if embeds is None else embeds.digest(0, num_rows)
 
 
-def _run_of(token_ids: Iterable[int] | Buffer) -> bytearray:
-    if isinstance(token_ids, bytes | bytearray):
-        if len(token_ids) % TOKEN_BYTES:
-            raise _not_tokens(f"{len(token_ids)} bytes are no whole number of them")
-        return bytearray(token_ids)
-    try:
-        view = memoryview(token_ids)  # type: ignore[arg-type]  # whether it is a buffer is the question
-    except TypeError:
-        view = None
-    try:
-        if view is not None and view.format == "i" and view.ndim == 1 and sys.byteorder == "little":
-            return bytearray(view)
-        return _pack(list(token_ids) if view is None else view.tolist())  # type: ignore[arg-type]
-    except (TypeError, ValueError, NotImplementedError, struct.error) as error:
-        raise _not_tokens(str(error)) from error
-
-
-def _pack(tokens: Sequence[int]) -> bytearray:
-    """The tokens as a run; twice as fast as an array of them."""
-    rest = len(tokens) - len(tokens) % _PIECE
-    pieces = [_pack_piece(*tokens[start : start + _PIECE]) for start in range(0, rest, _PIECE)]
-    run = bytearray().join(pieces)
-    run += struct.pack(f"<{len(tokens) - rest}i", *tokens[rest:])
-    return run
-
-
-def _not_tokens(why: str) -> RequestError:
-    return RequestError(f"token ids must be integers of 32 bits: {why}", param="prompt", code="invalid_value")
+def _negative() -> RequestError:
+    return RequestError(
+        "token ids must not be negative in a prompt with media or embeddings",
+        param="prompt",
+        code="invalid_value",
+    )

@@ -264,7 +264,7 @@ class KVCacheManager:
         if holding is None or request.request_id in self._step:
             raise CacheError(f"{request!r} cannot be forked: it holds nothing, or its step is not committed")
         computed = holding.num_computed
-        alike = child.namespace == request.namespace and child.run(0, computed) == request.run(0, computed)
+        alike = child.begins_like(request, computed)
         if child.request_id in self._holdings or child.num_tokens < computed or not alike:
             raise CacheError(f"{child!r} is no fork of {request!r}: it must begin with its {computed} tokens")
         self._holdings[child.request_id] = _Holding(self._index.fork(holding.lease, child), computed)
@@ -444,6 +444,11 @@ class KVCacheManager:
     def num_evicted_blocks(self) -> int:
         """How many cached blocks were given up for their slots since the start."""
         return self._index.num_evicted_blocks
+
+    @property
+    def num_collisions(self) -> int:
+        """How many requests met other content under a digest of theirs since the start; none ever hit it."""
+        return self._index.num_collisions
 
     def state_digest(self) -> str:
         """32 hex digits for the whole state: what is cached in which block, who holds it, what goes next.

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.cache.blocks import FreeIds, law
+from headstart.cache.codes import Codes
 from headstart.cache.eviction import Claim
 from headstart.cache.index import Lease, Mark, Match, PartialBlock
-from headstart.cache.keys import TOKEN_BYTES, CacheRequest
+from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
 from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
+from headstart.cache.tokens import TOKEN_BYTES, part_of
 from headstart.config import CacheConfig
 
 
@@ -67,6 +69,7 @@ class RadixIndex:
         self._num_blocks = config.num_blocks
         self._free = FreeIds(config.num_blocks)
         self._tree = RadixTree(config)
+        self._codes = Codes(config.num_blocks, config.block_size)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
         self._announcer = Announcer(config.num_blocks, listeners)
@@ -80,6 +83,10 @@ class RadixIndex:
     @property
     def num_evicted_blocks(self) -> int:
         return self._num_evicted_blocks
+
+    @property
+    def num_collisions(self) -> int:
+        return 0  # content is compared, nothing else
 
     def free_block_ids(self) -> list[int]:
         return [*self._free, *self._tree.idle_block_ids()]
@@ -105,10 +112,25 @@ class RadixIndex:
 
     def match(self, request: CacheRequest, limit: int) -> Match:
         root = self._tree.find_root(request.namespace)
-        if root is None or limit < 1:
+        if root is None:
             return Match(place=_Place(root))
-        stop = limit * TOKEN_BYTES
-        walk = self._tree.walk(root, request.tokens, 0, stop)
+        run = self._codes.find(request)
+        match = self._match(root, run, limit)
+        while not request.is_plain:  # an end inside an image is moved to its start, where another may end
+            copied = match.copy.num_tokens if match.copy else 0
+            num_tokens = len(match.block_ids) * self._block_size + copied
+            whole = self._codes.whole(request, num_tokens)
+            if whole == num_tokens:
+                break
+            match = self._match(root, run, whole)
+        return match
+
+    def _match(self, root: Node, run: bytearray, limit: int) -> Match:
+        """The longest cached prefix of ``run``, at most ``limit`` tokens."""
+        stop = min(limit * TOKEN_BYTES, len(run))
+        if stop <= 0:
+            return Match(place=_Place(root))
+        walk = self._tree.walk(root, run, 0, stop)
         block_ids: list[int] = []
         for node in walk.nodes:
             block_ids += node.block_ids
@@ -118,7 +140,7 @@ class RadixIndex:
             touched = [*touched, walk.inside]
         shared_with = _pending_for(touched)
         last = walk.nodes[-1] if walk.nodes else root
-        rest = bytes(request.tokens[walk.offset : min(stop, walk.offset + self._block_bytes)])
+        rest = bytes(run[walk.offset : min(stop, walk.offset + self._block_bytes)])
         copy, source = self._partial(last, walk, rest)
         return Match(block_ids, copy, shared_with, _Place(last, walk.inside, walk.num_inside, source))
 
@@ -172,6 +194,8 @@ class RadixIndex:
                 stop -= len(step.block_ids)
 
     def admit(self, request: CacheRequest, match: Match) -> RadixLease:
+        if self._enabled:
+            self._codes.make(request)  # what is used is remembered
         place = match.place or _Place()
         node = place.node or self._tree.make_root(request.namespace)
         if place.inside is not None:
@@ -201,9 +225,14 @@ class RadixIndex:
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
         request = lease.request
+        size = self._block_size
+        run = self._codes.make(request, lease.num_published * size, num_blocks * size)
+        num_blocks = min(num_blocks, len(run) // self._block_bytes)
+        if num_blocks <= lease.num_published:
+            return frozenset()
         stop = num_blocks * self._block_bytes
         block_ids = lease.block_ids[lease.num_published : num_blocks]
-        walk = self._tree.walk(lease.node, request.tokens, lease.num_published * self._block_bytes, stop)
+        walk = self._tree.walk(lease.node, run, lease.num_published * self._block_bytes, stop)
         known = walk.nodes
         if walk.inside is not None:
             known = [*known, self._tree.split(walk.inside, walk.num_inside)]
@@ -222,9 +251,8 @@ class RadixIndex:
                 after = lease.node.block_ids[-1] if lease.node.block_ids else None
                 self._unannounced.append(_Grown(request, start, tuple(new), after))
             for first, last in self._parts(request, start, num_blocks):
-                run = request.run(first * self._block_size, last * self._block_size)
-                blocks = lease.block_ids[first:last]
-                lease.node = self._tree.grow(lease.node, run, blocks, request.request_id)
+                part, blocks = part_of(run, first * size, last * size), lease.block_ids[first:last]
+                lease.node = self._tree.grow(lease.node, part, blocks, request.request_id)
                 self._claim(request, lease.node, last)
         lease.num_published = num_blocks
         return _pending_for(known)
@@ -292,10 +320,12 @@ class RadixIndex:
         assert isinstance(lease, RadixLease)
         private = lease.block_ids[lease.num_published :]
         start = lease.num_published * self._block_size
-        if self._enabled and num_tokens > start and self.holders(private[0]) == 1:
-            tail = lease.request.run(start, num_tokens)
+        rest = num_tokens - start  # a block or more only if the index could not publish it
+        if self._enabled and 0 < rest < self._block_size and self.holders(private[0]) == 1:
+            run = self._codes.make(lease.request, start, num_tokens)
+            tail = part_of(run, start, num_tokens)
             claim = self._claim_of(lease.request, lease.num_published, lease.num_published + 1)
-            covered = self._tree.keep_stub(lease.node, tail, private[0], claim)
+            covered = self._tree.keep_stub(lease.node, tail, private[0], claim) if tail else None
             if covered is not None:
                 private[:1] = covered
         self._let_go([*private, *lease.repeats])
@@ -304,6 +334,7 @@ class RadixIndex:
 
     def clear(self) -> None:
         self._free.append_all(self._tree.clear())
+        self._codes.clear()
         self._announcer.cleared()
 
     # -- pins ------------------------------------------------------------------------------------
@@ -312,7 +343,8 @@ class RadixIndex:
         root = self._tree.find_root(request.namespace)
         place: Node | None = None
         if root is not None:
-            walk = self._tree.walk(root, request.tokens, 0, len(request.tokens))
+            run = self._codes.find(request)
+            walk = self._tree.walk(root, run, 0, len(run))
             nodes = [node for node in walk.nodes if node.pending_for is None]  # pending ones are the deepest
             inside = walk.inside if walk.inside is not None and walk.inside.pending_for is None else None
             new = sum(len(node.block_ids) for node in nodes if not _is_pinned(node))
@@ -336,6 +368,7 @@ class RadixIndex:
 
     def state(self, leases: list[Lease]) -> Iterator[object]:
         yield from self._tree.state()
+        yield self._codes.state()
         yield [node.block_ids for node in self._kept]
         yield sorted(self._more_holders.items())
         if pins := self._tree.pins.state(lambda node: node.block_ids[-1]):

@@ -23,7 +23,8 @@ from sortedcontainers import SortedDict
 
 from headstart.cache.blocks import Evictable, LinkedQueue, law
 from headstart.cache.eviction import Claim
-from headstart.cache.keys import TOKEN_BYTES, Namespace
+from headstart.cache.keys import Namespace
+from headstart.cache.tokens import TOKEN_BYTES
 from headstart.cache.victims import Pins, VictimOrder, make_order
 from headstart.config import CacheConfig
 from headstart.errors import CacheError

@@ -21,6 +21,7 @@ from headstart.cli.pull import fetch_progress
 from headstart.config import (
     DtypeName,
     EngineConfig,
+    HashAlgorithm,
     KernelsName,
     PolicyName,
     PrefixIndexName,
@@ -188,6 +189,14 @@ def serve(
         float,
         typer.Option(help="How much of the KV memory can be pinned, 0 to 1.", rich_help_panel=_CACHE),
     ] = 0.5,
+    prefix_caching_hash_algo: Annotated[
+        HashAlgorithm,
+        typer.Option(
+            help="How blocks are named in the hash index and in KV events; the names and the bytes are "
+            "vLLM's. The xxhash ones are faster, and no protection against prompts made to collide.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = "sha256_cbor",
     max_num_batched_tokens: Annotated[
         str,
         typer.Option(
@@ -268,6 +277,7 @@ def serve(
             eviction_protected_share=eviction_protected_share,
             evict_generated_first=evict_generated_first,
             max_pinned_share=max_pinned_share,
+            prefix_caching_hash_algo=prefix_caching_hash_algo,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,

@@ -38,6 +38,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
 
     ``salt`` is a pseudonym: equal salts of one log have the same.  ``adapter`` is a name and a digest.
     ``num_prompt_tokens`` None is all of the tokens.
+    ``media`` are digests with offset and length; ``prompt_embeds`` the 32-byte digests of the rows, one after
+    the other, which are equal where the rows are.
     """
 
     number: int
@@ -50,6 +52,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     skip_reading: bool = False
     num_prompt_tokens: int | None = None
     retention_priority: int = 0
+    media: list[tuple[str, int, int]] = []
+    prompt_embeds: bytes | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

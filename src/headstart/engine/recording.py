@@ -15,7 +15,15 @@ from hashlib import blake2b
 from typing import ParamSpec, TypeVar
 from weakref import ref
 
-from headstart.cache import Allocation, CacheConfig, CacheRequest, KVCacheManager, Pin, PrefixHit
+from headstart.cache import (
+    Allocation,
+    CacheConfig,
+    CacheRequest,
+    KVCacheManager,
+    Pin,
+    PrefixHit,
+    PromptEmbeds,
+)
 from headstart.engine.decisions import (
     Allocate,
     BeginStep,
@@ -197,6 +205,8 @@ class RecordingManager(KVCacheManager):
                 request.skip_reading,
                 request.num_prompt_tokens if request.num_prompt_tokens < request.num_tokens else None,
                 request.retention_priority,
+                [(span.digest, span.offset, span.length) for span in request.media],
+                None if request.prompt_embeds is None else _rows(request.prompt_embeds),
             )
         )
         return number
@@ -206,6 +216,10 @@ class RecordingManager(KVCacheManager):
 
     def _pseudonym(self, salt: str) -> str:
         return blake2b(salt.encode(), key=self._salt_key, digest_size=8).hexdigest()
+
+
+def _rows(embeds: PromptEmbeds) -> bytes:
+    return b"".join(embeds.digest(row, row + 1) for row in range(embeds.num_rows))
 
 
 def _nothing(_: None) -> None:

@@ -19,8 +19,10 @@ from headstart.cache import (
     CacheRequest,
     CacheStats,
     KVCacheManager,
+    MediaSpan,
     Namespace,
     PrefixHit,
+    PromptEmbeds,
 )
 from headstart.engine.decisions import (
     Allocate,
@@ -43,6 +45,9 @@ from headstart.engine.decisions import (
 from headstart.engine.recording import RecordingManager
 from headstart.errors import HeadstartError, LogError
 from headstart.lab.decisions.reader import LogReader
+
+DIGEST_BYTES = 32
+"""Bytes that stand for one row of embeddings in a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +202,13 @@ class Replay:
             tokens[:0] = self._request(record.parent).run(0, record.common)
         adapter = None if record.adapter is None else Adapter(*record.adapter)
         namespace = Namespace(adapter, record.salt)
+        rows = record.prompt_embeds
         self._requests[record.number] = CacheRequest(
             record.request_id,
             tokens,
             namespace=namespace,
+            media=[MediaSpan(*span) for span in record.media],
+            prompt_embeds=None if rows is None else PromptEmbeds(rows, len(rows) // DIGEST_BYTES),
             skip_reading=record.skip_reading,
             num_prompt_tokens=record.num_prompt_tokens,
             retention_priority=record.retention_priority,
