@@ -51,7 +51,7 @@ class CacheConfig:
     ``num_blocks`` blocks of ``block_size`` token slots each.  ``free_order`` is the `hash` index's
     choice where freed blocks without a hash go: to the tail with the others (``reverse``, as in the
     published vLLM V1 design) or to the front, to be taken first (``unhashed_first``, as in vLLM 0.32).
-    The radix index always does the latter.
+    The radix index always does the latter.  ``explain_misses`` keeps what reasons for misses take.
     """
 
     num_blocks: int
@@ -61,6 +61,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     free_order: FreeOrder = "reverse"
     hash_algorithm: HashAlgorithm = "sha256_cbor"
+    explain_misses: bool = True
 
     def __post_init__(self) -> None:
         _positive("num_blocks", self.num_blocks)
@@ -106,6 +107,7 @@ class KVConfig:
     prefix_index: PrefixIndexName = "radix"
     eviction_policy: PolicyName = "lru"
     enable_prefix_caching: bool = True
+    explain_misses: bool = True
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory_bytes is not None:
@@ -128,6 +130,7 @@ class KVConfig:
             index=self.prefix_index,
             policy=self.eviction_policy,
             enable_prefix_caching=self.enable_prefix_caching,
+            explain_misses=self.explain_misses,
         )
 
 

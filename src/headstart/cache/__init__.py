@@ -3,6 +3,7 @@
 from headstart.cache.index import BlockCopy, PartialBlock
 from headstart.cache.keys import Adapter, CacheRequest, Namespace
 from headstart.cache.manager import Allocation, CacheStats, KVCacheManager, PrefixHit
+from headstart.cache.reasons import MissReason, MissReport
 from headstart.config import CacheConfig
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "CacheRequest",
     "CacheStats",
     "KVCacheManager",
+    "MissReason",
+    "MissReport",
     "Namespace",
     "PartialBlock",
     "PrefixHit",

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from headstart.cache import MissReport
 from headstart.config import EngineConfig
 from headstart.engine.build import build_engine
 from headstart.engine.choices import as_ranked, best, choice_ids
@@ -31,7 +32,8 @@ class Generation:
 
     ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
     one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
-    the others were computed.  ``logprobs``, if asked for, has an entry for each of ``token_ids``;
+    the others were computed, and ``misses`` says why: one report for all choices of a prompt, None without
+    ``explain_misses``.  ``logprobs``, if asked for, has an entry for each of ``token_ids``;
     ``prompt_logprobs`` one for each of ``prompt_token_ids``, None for the first.
     """
 
@@ -42,6 +44,7 @@ class Generation:
     finish_reason: FinishReason
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[PromptLogprob | None] | None = None
+    misses: MissReport | None = None
 
 
 class LLM:
@@ -87,8 +90,9 @@ class LLM:
                 request_id = f"llm-{next(self._ids)}"
                 with _about_prompt(index), _undisturbed():
                     self._core.add_request(request_id, token_ids, as_ranked(in_engine), cache_salt=cache_salt)
+                    reports = list[MissReport]()  # of all choices of the prompt
                     for name in choice_ids(request_id, params.num_choices):
-                        jobs[name] = _Job(token_ids, self.tokenizer, params)
+                        jobs[name] = _Job(token_ids, self.tokenizer, params, reports)
             self._run(jobs, progress=progress)
         finally:
             with _undisturbed():
@@ -149,6 +153,8 @@ class LLM:
                             elapsed = bar.tasks[task].elapsed or 0.0
                             speed = f"{tokens / elapsed:,.0f} tokens/s" if elapsed else ""
                             bar.update(task, advance=1, speed=speed)
+                    for report in self._core.explain():
+                        jobs[report.request_id].reports.append(report)
 
 
 def _told(jobs: Sequence[_Job], params: SamplingParams) -> list[_Job]:
@@ -167,7 +173,14 @@ def _told(jobs: Sequence[_Job], params: SamplingParams) -> list[_Job]:
 class _Job:
     """One choice of one prompt on its way through `LLM.generate`."""
 
-    def __init__(self, prompt_token_ids: list[int], tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        prompt_token_ids: list[int],
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        reports: list[MissReport],
+    ) -> None:
+        self.reports = reports
         self.text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
         self._tells_logprobs = params.logprobs is not None
         self._logprobs: list[TokenLogprob] = []
@@ -213,6 +226,7 @@ class _Job:
             self.finish_reason,
             self._logprobs if self._tells_logprobs else None,
             self._prompt_logprobs,
+            self.reports[0] if self.reports else None,
         )
 
 

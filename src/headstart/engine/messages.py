@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headstart.cache import MissReason, MissReport
 from headstart.engine.request import RequestOutput, SamplingParams
 
 
@@ -82,15 +83,21 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    miss_tokens: dict[MissReason, int] = {}
 
     def after(self, earlier: EngineStats) -> EngineStats:
         """These gauges, with the counters of an engine that went before added to these."""
         sums = {name: getattr(self, name) + getattr(earlier, name) for name in _COUNTERS}
-        return msgspec.structs.replace(self, **sums)
+        misses = {
+            reason: self.miss_tokens.get(reason, 0) + earlier.miss_tokens.get(reason, 0)
+            for reason in MissReason
+        }
+        return msgspec.structs.replace(self, **sums, miss_tokens=misses)
 
     def at_rest(self) -> EngineStats:
         """These counters, with the gauges of an engine that does nothing."""
-        return EngineStats(**{name: getattr(self, name) for name in _COUNTERS})
+        counters = {name: getattr(self, name) for name in _COUNTERS}
+        return EngineStats(**counters, miss_tokens=self.miss_tokens)
 
 
 _COUNTERS = (
@@ -102,6 +109,13 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """Everything one step brought."""
 
     outputs: tuple[RequestOutput, ...]
+    stats: EngineStats
+
+
+class Explained(msgspec.Struct, frozen=True, tag=True):
+    """Why prompts missed whose first tokens have been sent."""
+
+    reports: tuple[MissReport, ...]
     stats: EngineStats
 
 
@@ -125,4 +139,4 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     kind: str = "EngineError"
 
 
-FromEngine = EngineInfo | Planned | StepOutputs | ResetDone | StartFailed
+FromEngine = EngineInfo | Planned | StepOutputs | Explained | ResetDone | StartFailed

@@ -1,0 +1,340 @@
+"""From what happens in the cache to a report for each request: the follower behind `KVCacheManager`.
+
+What happens is queued, in order and unhashed, and dealt with later: when somebody asks for reports, after
+the tokens of a step were sent.  So no lookup beyond a request's own namespace can be timed by its first
+token, and a prompt is explained by what was cached when it was admitted, whatever has happened since.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from headstart.cache.keys import TOKEN_BYTES, CacheRequest, Namespace
+from headstart.cache.misses import CONTEXT, Findings, Memory, Prompt, Stored, num_common, space_of
+from headstart.cache.reasons import MissReason, MissReport
+from headstart.config import CacheConfig
+from headstart.errors import CacheError
+
+_LONGEST_QUEUE = 4096
+_MOST_QUEUED_TOKENS = 1 << 18
+"""When nobody asks, what is queued is dealt with at these bounds."""
+_MOST_SPACES = 1024
+_PRINT_CONTEXT = 15
+
+
+@dataclass(slots=True, eq=False)
+class Admission:
+    """A request's first, as it is queued.  ``answered``: its first token was sent, or will never be."""
+
+    request: CacheRequest
+    num_tokens: int
+    num_hit_tokens: int
+    hit_block_ids: Sequence[int]
+    now: float
+    num_taken: int
+    answered: bool = False
+    withdrawn: bool = False
+    report: MissReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Readmitted:
+    request: CacheRequest
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    block_id: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Evicted:
+    block_id: int
+    now: float
+    num_taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A request holds nothing any more.  ``tail`` was in its partly filled block, behind block ``after``."""
+
+    request: CacheRequest
+    tail: bytes
+    after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cleared:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A request that is being computed: its tokens when it was admitted."""
+
+    request: CacheRequest
+    space: int
+    num_tokens: int
+
+
+_Event = list[Stored] | Admission | _Readmitted | _Moved | _Evicted | _Ended | _Cleared
+
+
+class MissLog:
+    """Keeps `Listener`'s protocol, and is told of requests by the manager.
+
+    Reports live as long as their requests; the rest is bounded.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._config = config
+        self._memory = Memory(config)
+        self._queue: deque[_Event] = deque()
+        self._num_queued_tokens = 0
+        self._num_taken = 0
+        self._live: dict[str, _Live] = {}
+        self._spaces: dict[Namespace, int] = {}
+        self._admissions: WeakKeyDictionary[CacheRequest, Admission] = WeakKeyDictionary()
+        self.now = 0.0
+        self.num_prompt_tokens = 0
+        self.num_hit_tokens = 0
+        self.tokens = dict.fromkeys(MissReason, 0)
+        """Of all requests explained so far, by reason."""
+
+    # -- what the index tells --------------------------------------------------------------------
+
+    def stored(self, request: CacheRequest, start: int, block_ids: Sequence[int], after: int | None) -> None:
+        """See `Listener`, as for these four.  Copies the new text."""
+        size = self._config.block_size
+        first, stop = start * size, (start + len(block_ids)) * size
+        run = request.run(max(0, first - _PRINT_CONTEXT), stop)
+        new = Stored(self._space(request), start, run, tuple(block_ids), after)
+        self._num_queued_tokens += stop - first
+        last = self._queue[-1] if self._queue else None
+        if isinstance(last, list):
+            last.append(new)
+            self._bound()
+        else:
+            self._append([new])
+
+    def moved(self, block_id: int, to: int) -> None:
+        """Queued, as the next two."""
+        self._append(_Moved(block_id, to))
+
+    def removed(self, block_id: int) -> None:
+        """With the time, and how many blocks were taken before the grant that it made room for."""
+        self._append(_Evicted(block_id, self.now, self._num_taken))
+
+    def cleared(self) -> None:
+        """Whoever has everything forgotten has its ghosts forgotten, too."""
+        self._append(_Cleared())
+
+    # -- what the manager tells ------------------------------------------------------------------
+
+    def admitted(
+        self, request: CacheRequest, num_hit_tokens: int, hit_block_ids: Sequence[int], *, looked: bool
+    ) -> None:
+        """The request is about to take blocks; ``looked``: its hit, if any, is all that was to be had."""
+        if request.num_admissions:
+            self._append(_Readmitted(request, request.num_tokens))
+            return
+        admission = Admission(
+            request, request.num_tokens, num_hit_tokens, hit_block_ids, self.now, self._num_taken
+        )
+        self._admissions[request] = admission
+        if not looked or not self._config.enable_prefix_caching:
+            missing = admission.num_tokens - num_hit_tokens
+            self._report(admission, {MissReason.SKIPPED: missing})
+            self._append(_Readmitted(request, request.num_tokens))
+        else:
+            self._append(admission)
+
+    def withdrawn(self, request: CacheRequest) -> None:
+        """Its admission is taken back; if it was the first, it was none."""
+        self._append(_Ended(request, b"", None))
+        if request.num_admissions:
+            return
+        admission = self._admissions.pop(request, None)
+        if admission is not None:
+            admission.withdrawn = admission.answered = True
+            if admission.report is not None:
+                self._count(admission.report, -1)
+
+    def ended(self, request: CacheRequest, num_computed: int, block_ids: Sequence[int]) -> None:
+        """It gives its blocks back, with K and V of ``num_computed`` tokens in them."""
+        admission = self._admissions.get(request)
+        if admission is not None:
+            admission.answered = True
+        whole, rest = divmod(num_computed, self._config.block_size)
+        if not self._config.enable_prefix_caching:
+            rest = 0
+        tail = request.run(num_computed - rest, num_computed)
+        self._append(_Ended(request, tail, block_ids[whole - 1] if whole else None))
+
+    def took(self, count: int) -> None:
+        """So many blocks were taken from the pool, for which those reported since were evicted."""
+        self._num_taken += count
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def reports(self, requests: Iterable[CacheRequest]) -> list[MissReport]:
+        """Of those that were counted, in their order; first tokens of them have been sent.
+
+        Deals with what is queued up to their admissions, and on to the first whose token was not sent.
+        """
+        asked = [self._admissions[request] for request in requests if request in self._admissions]
+        for admission in asked:
+            admission.answered = True
+        waiting = sum(admission.report is None for admission in asked)
+        while self._queue:
+            head = self._queue[0]
+            if isinstance(head, Admission):
+                if not (waiting or head.answered):
+                    break
+                waiting -= any(head is admission for admission in asked)
+            self._take(self._queue.popleft())
+        return [admission.report for admission in asked if admission.report is not None]
+
+    def check(self) -> None:
+        """Prove law I12 of what was explained so far."""
+        total = self.num_hit_tokens + sum(self.tokens.values())
+        if total != self.num_prompt_tokens or min(self.tokens.values()) < 0:
+            raise CacheError(
+                f"law I12: {self.num_prompt_tokens} prompt tokens, {self.num_hit_tokens} hit, {self.tokens}"
+            )
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """How large each table is, and may become."""
+        queue = {
+            "queue": (len(self._queue), _LONGEST_QUEUE),
+            "queued tokens": (self._num_queued_tokens, _MOST_QUEUED_TOKENS),
+        }
+        return queue | {"spaces": (len(self._spaces), _MOST_SPACES)} | self._memory.sizes()
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def _append(self, event: _Event) -> None:
+        self._queue.append(event)
+        self._bound()
+
+    def _bound(self) -> None:
+        if len(self._queue) >= _LONGEST_QUEUE or self._num_queued_tokens >= _MOST_QUEUED_TOKENS:
+            while self._queue:
+                self._take(self._queue.popleft())
+
+    def _take(self, event: _Event) -> None:
+        match event:
+            case list():
+                self._memory.store(event)
+                self._num_queued_tokens -= sum(len(new.block_ids) for new in event) * self._config.block_size
+            case _Evicted(block_id, now, num_taken):
+                self._memory.evict(block_id, now, num_taken)
+            case Admission():
+                if not event.withdrawn:
+                    self._explain(event)
+                self._begin(event.request, event.num_tokens)
+            case _Readmitted(request, num_tokens):
+                self._begin(request, num_tokens)
+            case _Ended(request, tail, after):
+                self._live.pop(request.request_id, None)
+                if tail:
+                    self._memory.keep_tail(self._space(request), tail, after)
+            case _Moved(block_id, to):
+                self._memory.move(block_id, to)
+            case _Cleared():
+                self._memory = Memory(self._config)
+
+    def _space(self, request: CacheRequest) -> int:
+        space = self._spaces.get(request.namespace)
+        if space is None:
+            if len(self._spaces) >= _MOST_SPACES:
+                self._spaces.clear()
+            space = self._spaces[request.namespace] = space_of(request.namespace)
+        return space
+
+    def _begin(self, request: CacheRequest, num_tokens: int) -> None:
+        self._live[request.request_id] = _Live(request, self._space(request), num_tokens)
+
+    # -- explaining ------------------------------------------------------------------------------
+
+    def _explain(self, admission: Admission) -> None:
+        num_tokens, hit = admission.num_tokens, admission.num_hit_tokens
+        if num_tokens - hit == 1:
+            self._report(admission, {MissReason.LAST_TOKEN: 1})
+            return
+        prompt = self._prompt(admission)
+        found = self._memory.explain(prompt)
+        place, last = hit, num_tokens - 1
+        tokens = {}
+        for reason, stop in (
+            (MissReason.UNALIGNED, found.unaligned),
+            (MissReason.IN_FLIGHT, prompt.in_flight),
+            (MissReason.EVICTED, found.evicted),
+            (MissReason.ISOLATED, found.isolated),
+        ):
+            stop = min(stop, last)
+            tokens[reason] = max(0, stop - place)
+            place = max(place, stop)
+        diverged = sum(max(0, min(stop, last) - max(start, place)) for start, stop in found.diverged)
+        tokens |= {MissReason.DIVERGED: diverged, MissReason.COLD: last - place - diverged}
+        self._report(admission, tokens | {MissReason.LAST_TOKEN: 1}, found)
+
+    def _prompt(self, admission: Admission) -> Prompt:
+        """From the last hit block that has a row; those behind it are of the step that admitted it."""
+        request, block_ids, size = admission.request, admission.hit_block_ids, self._config.block_size
+        known = len(block_ids)
+        while known and not self._memory.knows(block_ids[known - 1]):
+            known -= 1
+        return Prompt(
+            space=self._space(request),
+            run=request.run(max(0, known * size - CONTEXT), admission.num_tokens),
+            known=known,
+            after=block_ids[known - 1] if known else None,
+            num_hit_blocks=len(block_ids),
+            num_hit_tokens=admission.num_hit_tokens,
+            num_tokens=admission.num_tokens,
+            in_flight=self._in_flight(admission),
+        )
+
+    def _in_flight(self, admission: Admission) -> int:
+        """The longest prefix of the prompt, beyond its hit, that a live request was admitted with."""
+        request, hit = admission.request, admission.num_hit_tokens
+        space, longest = self._space(request), 0
+        following = request.run(hit, hit + 1)
+        for other in self._live.values():
+            stop = min(other.num_tokens, admission.num_tokens)
+            if other.space != space or stop <= hit:
+                continue
+            if not other.request.tokens.startswith(following, hit * TOKEN_BYTES):
+                continue
+            if other.request.tokens.startswith(request.run(0, hit)):
+                equal = num_common(other.request.run(hit, stop), request.run(hit, stop))
+                longest = max(longest, hit + equal)
+        return longest
+
+    def _report(
+        self, admission: Admission, tokens: dict[MissReason, int], found: Findings | None = None
+    ) -> None:
+        evicted = found.evicted_at if found is not None and tokens[MissReason.EVICTED] else None
+        diverged = found is not None and tokens[MissReason.DIVERGED]
+        admission.report = report = MissReport(
+            admission.request.request_id,
+            admission.num_tokens,
+            admission.num_hit_tokens,
+            {reason: tokens[reason] for reason in MissReason if tokens.get(reason)},
+            max(found.unaligned, admission.num_hit_tokens) if found is not None and diverged else None,
+            admission.now - evicted[0] if evicted is not None else None,
+            admission.num_taken - evicted[1] if evicted is not None else None,
+        )
+        self._count(report, 1)
+
+    def _count(self, report: MissReport, sign: int) -> None:
+        self.num_prompt_tokens += sign * report.num_prompt_tokens
+        self.num_hit_tokens += sign * report.num_hit_tokens
+        for reason, count in report.tokens.items():
+            self.tokens[reason] += sign * count
