@@ -21,12 +21,14 @@ def tokens_of(text: str) -> list[int]:
     """A letter is its code; ``S*40`` are 40 tokens."""
     tokens: list[int] = []
     for letter, count in re.findall(r"(\w)(?:\*(\d+))?", text):
-        tokens += [ord(letter)] if not count else [1000 * ord(letter) + number for number in range(int(count))]
+        tokens += (
+            [ord(letter)] if not count else [1000 * ord(letter) + number for number in range(int(count))]
+        )
     return tokens
 
 
-def send(manager: KVCacheManager, name: str, words: str) -> str:
-    """Send what the words say and let it end, unless it begins with a plus; returns its report."""
+def send(manager: KVCacheManager, name: str, words: str) -> tuple[str, CacheRequest]:
+    """Send what the words say and let it end, unless it begins with a plus; its report, and itself."""
     salt, _, text = words.rpartition(" ")
     namespace = Namespace(salt=salt.removeprefix("@") or None)
     request = CacheRequest(name, tokens_of(text), namespace=namespace, skip_reading=text.startswith("!"))
@@ -36,23 +38,18 @@ def send(manager: KVCacheManager, name: str, words: str) -> str:
     assert manager.allocate_slots(request, count, hit) is not None
     manager.commit_step()
     (report,) = manager.explain_misses([request])
-    if running:
-        RUNNING.append(request)  # somebody holds it
-    else:
+    if not running:
         manager.free(request)
     counts = [("hit", report.num_hit_tokens), *report.tokens.items()]
-    return ", ".join(f"{count} {word}" for word, count in counts if count)
-
-
-RUNNING: list[CacheRequest] = []
+    return ", ".join(f"{count} {word}" for word, count in counts if count), request
 
 
 @pytest.mark.parametrize(("reason", "index", "before", "prompt", "told"), ROWS, ids=lambda cell: cell)
 def test_the_table_is_true(reason: str, index: str, before: str, prompt: str, told: str) -> None:
     manager = KVCacheManager(CacheConfig(num_blocks=24, block_size=4, index=index))  # type: ignore[arg-type]
-    for number, words in enumerate(re.findall("`(.+?)`", before)):
-        send(manager, f"before-{number}", words)
-    report = send(manager, "prompt", prompt.strip("`"))
+    sent = [send(manager, f"{place}", words) for place, words in enumerate(re.findall("`(.+?)`", before))]
+    assert len(sent) == before.count("`") / 2
+    report, _ = send(manager, "prompt", prompt.strip("`"))
     assert sorted(report.split(", ")) == sorted(told.split(", "))
     assert reason.strip("`") in report
 

@@ -26,8 +26,20 @@ _PRINT_CONTEXT = 15
 
 
 @dataclass(slots=True, eq=False)
-class Admission:
-    """A request's first, as it is queued.  ``answered``: its first token was sent, or will never be."""
+class _Outcome:
+    """What became of a first admission.  ``answered``: its first token was sent, or will never be.
+
+    Kept for as long as the request lives, which it must not name.
+    """
+
+    answered: bool = False
+    withdrawn: bool = False
+    report: MissReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A first admission, to be explained."""
 
     request: CacheRequest
     num_tokens: int
@@ -35,13 +47,13 @@ class Admission:
     hit_block_ids: Sequence[int]
     now: float
     num_taken: int
-    answered: bool = False
-    withdrawn: bool = False
-    report: MissReport | None = None
+    outcome: _Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class _Readmitted:
+class _Began:
+    """An admission that needs no explanation."""
+
     request: CacheRequest
     num_tokens: int
 
@@ -82,7 +94,7 @@ class _Live:
     num_tokens: int
 
 
-_Event = list[Stored] | Admission | _Readmitted | _Moved | _Evicted | _Ended | _Cleared
+_Event = list[Stored] | _Admitted | _Began | _Moved | _Evicted | _Ended | _Cleared
 
 
 class MissLog:
@@ -99,7 +111,7 @@ class MissLog:
         self._num_taken = 0
         self._live: dict[str, _Live] = {}
         self._spaces: dict[Namespace, int] = {}
-        self._admissions: WeakKeyDictionary[CacheRequest, Admission] = WeakKeyDictionary()
+        self._outcomes: WeakKeyDictionary[CacheRequest, _Outcome] = WeakKeyDictionary()
         self.now = 0.0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
@@ -141,35 +153,34 @@ class MissLog:
     ) -> None:
         """The request is about to take blocks; ``looked``: its hit, if any, is all that was to be had."""
         if request.num_admissions:
-            self._append(_Readmitted(request, request.num_tokens))
+            self._append(_Began(request, request.num_tokens))
             return
-        admission = Admission(
-            request, request.num_tokens, num_hit_tokens, hit_block_ids, self.now, self._num_taken
+        outcome = self._outcomes[request] = _Outcome()
+        event = _Admitted(
+            request, request.num_tokens, num_hit_tokens, hit_block_ids, self.now, self._num_taken, outcome
         )
-        self._admissions[request] = admission
-        if not looked or not self._config.enable_prefix_caching:
-            missing = admission.num_tokens - num_hit_tokens
-            self._report(admission, {MissReason.SKIPPED: missing})
-            self._append(_Readmitted(request, request.num_tokens))
+        if looked and self._config.enable_prefix_caching:
+            self._append(event)
         else:
-            self._append(admission)
+            self._report(event, {MissReason.SKIPPED: event.num_tokens - num_hit_tokens})
+            self._append(_Began(request, request.num_tokens))
 
     def withdrawn(self, request: CacheRequest) -> None:
         """Its admission is taken back; if it was the first, it was none."""
         self._append(_Ended(request, b"", None))
         if request.num_admissions:
             return
-        admission = self._admissions.pop(request, None)
-        if admission is not None:
-            admission.withdrawn = admission.answered = True
-            if admission.report is not None:
-                self._count(admission.report, -1)
+        outcome = self._outcomes.pop(request, None)
+        if outcome is not None:
+            outcome.withdrawn = outcome.answered = True
+            if outcome.report is not None:
+                self._count(outcome.report, -1)
 
     def ended(self, request: CacheRequest, num_computed: int, block_ids: Sequence[int]) -> None:
         """It gives its blocks back, with K and V of ``num_computed`` tokens in them."""
-        admission = self._admissions.get(request)
-        if admission is not None:
-            admission.answered = True
+        outcome = self._outcomes.get(request)
+        if outcome is not None:
+            outcome.answered = True
         whole, rest = divmod(num_computed, self._config.block_size)
         if not self._config.enable_prefix_caching:
             rest = 0
@@ -187,18 +198,18 @@ class MissLog:
 
         Deals with what is queued up to their admissions, and on to the first whose token was not sent.
         """
-        asked = [self._admissions[request] for request in requests if request in self._admissions]
-        for admission in asked:
-            admission.answered = True
-        waiting = sum(admission.report is None for admission in asked)
+        asked = [self._outcomes[request] for request in requests if request in self._outcomes]
+        for outcome in asked:
+            outcome.answered = True
+        waiting = sum(outcome.report is None for outcome in asked)
         while self._queue:
             head = self._queue[0]
-            if isinstance(head, Admission):
-                if not (waiting or head.answered):
+            if isinstance(head, _Admitted):
+                if not (waiting or head.outcome.answered):
                     break
-                waiting -= any(head is admission for admission in asked)
+                waiting -= any(head.outcome is outcome for outcome in asked)
             self._take(self._queue.popleft())
-        return [admission.report for admission in asked if admission.report is not None]
+        return [outcome.report for outcome in asked if outcome.report is not None]
 
     def check(self) -> None:
         """Prove law I12 of what was explained so far."""
@@ -234,11 +245,11 @@ class MissLog:
                 self._num_queued_tokens -= sum(len(new.block_ids) for new in event) * self._config.block_size
             case _Evicted(block_id, now, num_taken):
                 self._memory.evict(block_id, now, num_taken)
-            case Admission():
-                if not event.withdrawn:
+            case _Admitted():
+                if not event.outcome.withdrawn:
                     self._explain(event)
                 self._begin(event.request, event.num_tokens)
-            case _Readmitted(request, num_tokens):
+            case _Began(request, num_tokens):
                 self._begin(request, num_tokens)
             case _Ended(request, tail, after):
                 self._live.pop(request.request_id, None)
@@ -262,7 +273,7 @@ class MissLog:
 
     # -- explaining ------------------------------------------------------------------------------
 
-    def _explain(self, admission: Admission) -> None:
+    def _explain(self, admission: _Admitted) -> None:
         num_tokens, hit = admission.num_tokens, admission.num_hit_tokens
         if num_tokens - hit == 1:
             self._report(admission, {MissReason.LAST_TOKEN: 1})
@@ -284,7 +295,7 @@ class MissLog:
         tokens |= {MissReason.DIVERGED: diverged, MissReason.COLD: last - place - diverged}
         self._report(admission, tokens | {MissReason.LAST_TOKEN: 1}, found)
 
-    def _prompt(self, admission: Admission) -> Prompt:
+    def _prompt(self, admission: _Admitted) -> Prompt:
         """From the last hit block that has a row; those behind it are of the step that admitted it."""
         request, block_ids, size = admission.request, admission.hit_block_ids, self._config.block_size
         known = len(block_ids)
@@ -301,7 +312,7 @@ class MissLog:
             in_flight=self._in_flight(admission),
         )
 
-    def _in_flight(self, admission: Admission) -> int:
+    def _in_flight(self, admission: _Admitted) -> int:
         """The longest prefix of the prompt, beyond its hit, that a live request was admitted with."""
         request, hit = admission.request, admission.num_hit_tokens
         space, longest = self._space(request), 0
@@ -318,11 +329,11 @@ class MissLog:
         return longest
 
     def _report(
-        self, admission: Admission, tokens: dict[MissReason, int], found: Findings | None = None
+        self, admission: _Admitted, tokens: dict[MissReason, int], found: Findings | None = None
     ) -> None:
         evicted = found.evicted_at if found is not None and tokens[MissReason.EVICTED] else None
         diverged = found is not None and tokens[MissReason.DIVERGED]
-        admission.report = report = MissReport(
+        admission.outcome.report = report = MissReport(
             admission.request.request_id,
             admission.num_tokens,
             admission.num_hit_tokens,

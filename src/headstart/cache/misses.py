@@ -106,7 +106,8 @@ class Prompt:
     """A prompt as it was admitted: what is to be explained.
 
     ``run`` is its text from block ``known`` on, and up to 32 tokens before that; ``after`` is the block
-    before ``known``.  The hit has ``num_hit_blocks`` whole blocks, of which those from ``known`` on have no row.
+    before ``known``.  The hit has ``num_hit_blocks`` whole blocks, of which those from ``known`` on have no
+    row.
     ``in_flight`` leading tokens are equal to those of a request that is being computed.
     """
 

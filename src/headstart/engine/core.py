@@ -117,7 +117,7 @@ class EngineCore:
         return outputs
 
     def explain(self) -> list[MissReport]:
-        """Why prompts missed whose first tokens the last step brought; one report for all choices of a prompt.
+        """Why prompts missed whose first tokens the last step brought; one report for all choices.
 
         To be called after every step, once its outputs were sent: so nobody waits for it, and nothing that
         it finds out about others can be timed.
