@@ -17,6 +17,7 @@ from headstart.cache import (
     MissReport,
     Namespace,
 )
+from headstart.cache.keys import SHARED
 from headstart.cache.miss_log import MissLog
 from headstart.cache.misses import Memory
 from headstart.errors import CacheError
@@ -30,9 +31,7 @@ def explain(manager: KVCacheManager, request: CacheRequest) -> MissReport:
     return report
 
 
-def told(
-    manager: KVCacheManager, tokens: Iterable[int], namespace: Namespace = Namespace()
-) -> dict[str, int]:
+def told(manager: KVCacheManager, tokens: Iterable[int], namespace: Namespace = SHARED) -> dict[str, int]:
     """Serve the prompt; its hit and reasons, but for the last token, which must be among them."""
     request = ask("told", tokens, namespace)
     serve(manager, request)
@@ -208,7 +207,7 @@ def test_a_request_is_counted_once_whatever_becomes_of_it(make: Make) -> None:
     admit(manager, request)
     manager.rollback_step()
     assert manager.explain_misses([request]) == []
-    assert sum(manager.miss_tokens.values()) == 0
+    assert sum(manager.miss_tokens.values()) == holder.num_tokens
     admit(manager, request)
     manager.commit_step()
     first = explain(manager, request)
@@ -217,7 +216,7 @@ def test_a_request_is_counted_once_whatever_becomes_of_it(make: Make) -> None:
     request.append(5)
     run(manager, request)
     assert explain(manager, request) == first
-    assert sum(manager.miss_tokens.values()) == 14
+    assert sum(manager.miss_tokens.values()) == holder.num_tokens + 14
 
 
 def test_an_admission_that_was_explained_and_then_taken_back_does_not_count(make: Make) -> None:
@@ -325,7 +324,7 @@ def test_tables_stay_within_their_bounds(index: str, count: int) -> None:
             assert all(size <= bound for size, bound in sizes.values()), sizes
             largest = {name: max(size, largest.get(name, 0)) for name, (size, _) in sizes.items()}
     assert largest["ghosts"] == 64
-    assert largest["rows"] > 60
+    assert largest["rows"] > 40
     manager.explain_misses()
     assert len(log_of(manager)._outcomes) <= 1
     assert sum(manager.miss_tokens.values()) + manager.stats.hits == manager.stats.queries
@@ -373,7 +372,7 @@ def test_without_explanations_nothing_is_kept(make: Make) -> None:
     request = ask("a", range(8))
     serve(manager, request)
     assert manager.explain_misses([request]) == []
-    assert manager.miss_tokens == dict.fromkeys(MissReason, 0)
+    assert manager.miss_tokens == {}
 
 
 def test_law_i12_is_proved() -> None:

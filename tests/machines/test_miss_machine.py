@@ -357,10 +357,10 @@ class MissMachine(RuleBasedStateMachine):
         assert {report.request_id for report in reports} == set(self.expected)
         for report in reports:
             self.expected[report.request_id].check(report)
-        totals = dict.fromkeys(MissReason, 0)
+        totals = dict[MissReason, int]()
         for report in reports:
             for reason, count in report.tokens.items():
-                totals[reason] += count
+                totals[reason] = totals.get(reason, 0) + count
         assert self.manager.miss_tokens == totals
         hits = sum(report.num_hit_tokens for report in reports)
         assert self.manager.stats.hits == hits

@@ -204,7 +204,10 @@ class KVCacheManager:
         if missing + self._index.cost(hit.match) > self._index.num_free_blocks:
             return None
         if self._misses is not None:
-            self._misses.admitted(request, hit.num_tokens, hit.block_ids, looked=looked)
+            pending = bool(hit.match.shared_with)
+            self._misses.admitted(
+                request, hit.num_tokens, hit.block_ids, looked=looked, shares_pending=pending
+            )
         lease = self._index.admit(request, hit.match)
         holding = self._holdings[request.request_id] = _Holding(lease, hit.num_tokens)
         asks = self.config.enable_prefix_caching and not request.skip_reading
@@ -384,8 +387,9 @@ class KVCacheManager:
 
     @property
     def miss_tokens(self) -> dict[MissReason, int]:
-        """Missed prompt tokens by reason, of all requests that were explained since the start."""
-        return dict.fromkeys(MissReason, 0) if self._misses is None else dict(self._misses.tokens)
+        """Missed prompt tokens by reason, where there are any, of all requests explained since the start."""
+        tokens = {} if self._misses is None else self._misses.tokens
+        return {reason: count for reason, count in tokens.items() if count}
 
     # -- looking ---------------------------------------------------------------------------------
 

@@ -39,23 +39,23 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A first admission, to be explained."""
+    """A first admission, to be explained.
 
-    request: CacheRequest
+    ``run`` is the prompt from 32 tokens before block ``start`` on: the first missing one, or the first at all
+    where hit blocks are of the same step.
+    """
+
+    outcome: _Outcome
+    request_id: str
+    space: int
+    run: bytes
+    start: int
     num_tokens: int
     num_hit_tokens: int
     hit_block_ids: Sequence[int]
+    in_flight: int
     now: float
     num_taken: int
-    outcome: _Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class _Began:
-    """An admission that needs no explanation."""
-
-    request: CacheRequest
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class _Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    """A request holds nothing any more.  ``tail`` was in its partly filled block, behind block ``after``."""
+class _Tail:
+    """What a request that ended had in its partly filled block, behind block ``after``."""
 
-    request: CacheRequest
-    tail: bytes
+    space: int
+    tokens: bytes
     after: int | None
 
 
@@ -94,13 +94,13 @@ class _Live:
     num_tokens: int
 
 
-_Event = list[Stored] | _Admitted | _Began | _Moved | _Evicted | _Ended | _Cleared
+_Event = list[Stored] | _Admitted | _Moved | _Evicted | _Tail | _Cleared
 
 
 class MissLog:
     """Keeps `Listener`'s protocol, and is told of requests by the manager.
 
-    Reports live as long as their requests; the rest is bounded.
+    Reports live as long as their requests; the rest is bounded, and keeps no request that holds nothing.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -149,28 +149,47 @@ class MissLog:
     # -- what the manager tells ------------------------------------------------------------------
 
     def admitted(
-        self, request: CacheRequest, num_hit_tokens: int, hit_block_ids: Sequence[int], *, looked: bool
+        self,
+        request: CacheRequest,
+        num_hit_tokens: int,
+        hit_block_ids: Sequence[int],
+        *,
+        looked: bool,
+        shares_pending: bool,
     ) -> None:
-        """The request is about to take blocks; ``looked``: its hit, if any, is all that was to be had."""
-        if request.num_admissions:
-            self._append(_Began(request, request.num_tokens))
-            return
-        outcome = self._outcomes[request] = _Outcome()
-        event = _Admitted(
-            request, request.num_tokens, num_hit_tokens, hit_block_ids, self.now, self._num_taken, outcome
-        )
-        if looked and self._config.enable_prefix_caching:
-            self._append(event)
-        else:
-            self._report(event, {MissReason.SKIPPED: event.num_tokens - num_hit_tokens})
-            self._append(_Began(request, request.num_tokens))
+        """The request is about to take blocks.
+
+        ``looked``: its hit, if any, is all that was to be had; ``shares_pending``: the open step fills a part
+        of that.
+        """
+        space = self._space(request)
+        if not request.num_admissions:
+            outcome = self._outcomes[request] = _Outcome()
+            start = 0 if shares_pending else len(hit_block_ids)
+            first = max(0, start * self._config.block_size - CONTEXT)
+            event = _Admitted(
+                outcome,
+                request.request_id,
+                space,
+                request.run(first, request.num_tokens),
+                start,
+                request.num_tokens,
+                num_hit_tokens,
+                hit_block_ids,
+                self._in_flight(request, space, num_hit_tokens),
+                self.now,
+                self._num_taken,
+            )
+            if looked and self._config.enable_prefix_caching:
+                self._append(event)
+            else:
+                self._report(event, {MissReason.SKIPPED: event.num_tokens - num_hit_tokens})
+        self._live[request.request_id] = _Live(request, space, request.num_tokens)
 
     def withdrawn(self, request: CacheRequest) -> None:
         """Its admission is taken back; if it was the first, it was none."""
-        self._append(_Ended(request, b"", None))
-        if request.num_admissions:
-            return
-        outcome = self._outcomes.pop(request, None)
+        self._live.pop(request.request_id, None)
+        outcome = None if request.num_admissions else self._outcomes.pop(request, None)
         if outcome is not None:
             outcome.withdrawn = outcome.answered = True
             if outcome.report is not None:
@@ -178,14 +197,14 @@ class MissLog:
 
     def ended(self, request: CacheRequest, num_computed: int, block_ids: Sequence[int]) -> None:
         """It gives its blocks back, with K and V of ``num_computed`` tokens in them."""
+        self._live.pop(request.request_id, None)
         outcome = self._outcomes.get(request)
         if outcome is not None:
             outcome.answered = True
         whole, rest = divmod(num_computed, self._config.block_size)
-        if not self._config.enable_prefix_caching:
-            rest = 0
-        tail = request.run(num_computed - rest, num_computed)
-        self._append(_Ended(request, tail, block_ids[whole - 1] if whole else None))
+        if rest and self._config.enable_prefix_caching:
+            tail = request.run(num_computed - rest, num_computed)
+            self._append(_Tail(self._space(request), tail, block_ids[whole - 1] if whole else None))
 
     def took(self, count: int) -> None:
         """So many blocks were taken from the pool, for which those reported since were evicted."""
@@ -248,13 +267,8 @@ class MissLog:
             case _Admitted():
                 if not event.outcome.withdrawn:
                     self._explain(event)
-                self._begin(event.request, event.num_tokens)
-            case _Began(request, num_tokens):
-                self._begin(request, num_tokens)
-            case _Ended(request, tail, after):
-                self._live.pop(request.request_id, None)
-                if tail:
-                    self._memory.keep_tail(self._space(request), tail, after)
+            case _Tail(space, tokens, after):
+                self._memory.keep_tail(space, tokens, after)
             case _Moved(block_id, to):
                 self._memory.move(block_id, to)
             case _Cleared():
@@ -267,9 +281,6 @@ class MissLog:
                 self._spaces.clear()
             space = self._spaces[request.namespace] = space_of(request.namespace)
         return space
-
-    def _begin(self, request: CacheRequest, num_tokens: int) -> None:
-        self._live[request.request_id] = _Live(request, self._space(request), num_tokens)
 
     # -- explaining ------------------------------------------------------------------------------
 
@@ -297,28 +308,32 @@ class MissLog:
 
     def _prompt(self, admission: _Admitted) -> Prompt:
         """From the last hit block that has a row; those behind it are of the step that admitted it."""
-        request, block_ids, size = admission.request, admission.hit_block_ids, self._config.block_size
+        block_ids = admission.hit_block_ids
         known = len(block_ids)
-        while known and not self._memory.knows(block_ids[known - 1]):
+        while known > admission.start and not self._memory.knows(block_ids[known - 1]):
             known -= 1
         return Prompt(
-            space=self._space(request),
-            run=request.run(max(0, known * size - CONTEXT), admission.num_tokens),
+            space=admission.space,
+            run=admission.run,
             known=known,
             after=block_ids[known - 1] if known else None,
             num_hit_blocks=len(block_ids),
             num_hit_tokens=admission.num_hit_tokens,
             num_tokens=admission.num_tokens,
-            in_flight=self._in_flight(admission),
+            in_flight=admission.in_flight,
         )
 
-    def _in_flight(self, admission: _Admitted) -> int:
-        """The longest prefix of the prompt, beyond its hit, that a live request was admitted with."""
-        request, hit = admission.request, admission.num_hit_tokens
-        space, longest = self._space(request), 0
+    def _in_flight(self, request: CacheRequest, space: int, hit: int) -> int:
+        """The longest prefix of the prompt, beyond its hit, that a live request was admitted with.
+
+        Looked for at the admission: it is in the request's own namespace.
+        """
+        longest = 0
+        if request.num_tokens - hit == 1:
+            return longest
         following = request.run(hit, hit + 1)
         for other in self._live.values():
-            stop = min(other.num_tokens, admission.num_tokens)
+            stop = min(other.num_tokens, request.num_tokens)
             if other.space != space or stop <= hit:
                 continue
             if not other.request.tokens.startswith(following, hit * TOKEN_BYTES):
@@ -334,7 +349,7 @@ class MissLog:
         evicted = found.evicted_at if found is not None and tokens[MissReason.EVICTED] else None
         diverged = found is not None and tokens[MissReason.DIVERGED]
         admission.outcome.report = report = MissReport(
-            admission.request.request_id,
+            admission.request_id,
             admission.num_tokens,
             admission.num_hit_tokens,
             {reason: tokens[reason] for reason in MissReason if tokens.get(reason)},

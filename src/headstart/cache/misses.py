@@ -2,8 +2,9 @@
 
 A *row* remembers one block's text: that of a findable block, or, once that is evicted, of a ghost.  Ghosts
 are forgotten first in, first out.  A row's *text id* stands for all tokens up to the block's end, whatever
-their namespace: the sum, modulo 2**64, of a hash of each block's tokens and position, so that those of a
-whole prompt take a handful of vector operations.  Its *key* is the text id plus the namespace's hash.
+their namespace: the sum, modulo 2**64, of each token times a factor of its position (multilinear hashing),
+so that those of a whole prompt take a handful of vector operations.  Its *key* is the text id plus the
+namespace's hash.
 
 * evicted: the key of a missing block is a ghost's.
 * isolated: the text id of a missing block is a findable block's.
@@ -54,28 +55,35 @@ def _odd_numbers(name: str, count: int) -> _U64:
     return np.frombuffer(stream[: 8 * count], "<u8").astype(np.uint64) | np.uint64(1)
 
 
-_MIX = _odd_numbers("mix", 2)
-_DOUBLING = _odd_numbers("print", 4)  # to hash 16 tokens: 2, 4, 8, 16
-_POSITION = int(_odd_numbers("position", 1)[0])
+_DOUBLING = _odd_numbers("print", 4)  # to hash 2, 4, 8, 16 tokens
+_FIRST = int(_odd_numbers("first", 1)[0])
+_PLACE = _odd_numbers("place", 1)  # its powers tell a prompt's blocks apart
 
 
-def _mixed(values: _U64) -> _U64:
-    """Each value spread over all 64 bits, as splitmix64 ends (Steele, Lea, Flood: OOPSLA 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX[0]
-    values = (values ^ (values >> np.uint64(27))) * _MIX[1]
-    return values ^ (values >> np.uint64(31))
+def _values(run: bytes) -> _U64:
+    """The tokens, none of which is zero: what hashes multiply."""
+    values: _U64 = np.frombuffer(run, "<u4").astype(np.uint64)
+    values += np.uint64(1)
+    return values
 
 
-def _hashed_tokens(run: bytes) -> _U64:
-    return _mixed(np.frombuffer(run, "<u4").astype(np.uint64) + np.uint64(1))
-
-
-def _prints(hashed: _U64) -> _U64:
+def _prints(values: _U64) -> _U64:
     """A hash of each 16 tokens in a row, at every position: pairs, pairs of pairs, and so on."""
     for level, factor in enumerate(_DOUBLING):
         step = 1 << level
-        hashed = hashed[:-step] * factor + hashed[step:]
-    return hashed
+        values = values[:-step] * factor + values[step:]
+    return values
+
+
+def _print_factors() -> _U64:
+    """What `_prints` multiplies the 16 tokens with."""
+    factors = np.ones(1, np.uint64)
+    for factor in _DOUBLING:
+        factors = np.concatenate((factors * factor, factors))
+    return factors
+
+
+_PRINT_FACTORS = _print_factors()
 
 
 def num_common(a: bytes, b: bytes) -> int:
@@ -186,6 +194,7 @@ class Memory:
         self._rounds = np.zeros(num_rows, np.int64)  # how often the row was used: dates what points to it
         self._bytes = self._tokens.view(np.uint8).reshape(-1).data
         self._factors = _odd_numbers("block", self._size)
+        self._powers = np.cumprod(np.repeat(_PLACE, config.num_blocks + 1), dtype=np.uint64)
         # For one row at a time.
         self._keys = [0] * num_rows
         self._parent_keys = [0] * num_rows
@@ -222,8 +231,8 @@ class Memory:
     def store(self, news: Sequence[Stored]) -> None:
         """Blocks became findable; all hashing of a batch is done at once."""
         size = self._size
-        hashed = _hashed_tokens(b"".join(new.run for new in news))
-        spots: list[int] = []  # where in ``hashed`` each block begins
+        values = _values(b"".join(new.run for new in news))
+        spots: list[int] = []  # where in ``values`` each block begins
         prints: list[int] = []  # and each print
         ends: list[int] = []  # with the place of its last token: block in the batch * size + offset
         at = 0
@@ -237,26 +246,24 @@ class Memory:
             ends += [len(spots) * size + end - 1 - first for end in grid]
             spots += range(at, at + len(new.block_ids) * size, size)
             at += len(new.block_ids) * size
-        blocks = hashed[np.array(spots)[:, None] + np.arange(size)]
-        hashes = self._block_hashes(blocks, news).tolist()
+        blocks = values[np.array(spots)[:, None] + np.arange(size)]
+        index = [new.start + number for new in news for number in range(len(new.block_ids))]
+        hashes = (blocks @ self._factors * self._powers[index]).tolist()
         rows = np.array(self._take_rows(news, hashes, blocks[:, 0].tolist()))
-        self._fill(rows, news)
+        self._fill(rows, news, blocks)
         if prints:
             place = np.array(ends)
             row = rows[place // size]
             packed = (self._rounds[row] << _PLACE_BITS) + row * size + place % size
-            names = _prints(hashed)[prints] + self._spaces[row]
+            names = values[np.array(prints)[:, None] + np.arange(_PRINT)] @ _PRINT_FACTORS
+            names += self._spaces[row]
             self._may_have[names >> self._rest_bits] = True
             self._places.update(zip(names.tolist(), packed.tolist(), strict=True))
             if len(self._places) > self._most_places:
                 self._forget_places()
 
-    def _block_hashes(self, blocks: _U64, news: Sequence[Stored]) -> _U64:
-        index = [new.start + number for new in news for number in range(len(new.block_ids))]
-        return self._hashed_blocks(blocks, np.array(index, np.uint64))
-
     def _take_rows(self, news: Sequence[Stored], hashes: list[int], firsts: list[int]) -> list[int]:
-        """A row for each block, linked to the one before; ``firsts`` are its hashed first tokens."""
+        """A row for each block, linked to the one before; ``firsts`` are their first tokens."""
         taken: list[int] = []
         for new in news:
             parent = _BEGINNING if new.after is None else self._rows[new.after]
@@ -270,22 +277,20 @@ class Memory:
                 self._keys[row], self._parent_keys[row] = key, parent_key
                 self._parents[row] = parent
                 self._children[parent], self._children[row] = row, _BEGINNING
-                self._siblings.add(row, (parent_key - new.space + firsts[number]) & _MASK)
+                self._siblings.add(row, _head(parent_key - new.space, firsts[number]))
                 text = (key - new.space) & _MASK
                 self._copies[text] = self._copies.get(text, 0) + 1
                 parent = row
                 taken.append(row)
         return taken
 
-    def _fill(self, rows: npt.NDArray[Any], news: Sequence[Stored]) -> None:
+    def _fill(self, rows: npt.NDArray[Any], news: Sequence[Stored], blocks: _U64) -> None:
         """What vectors look at, for the batch's rows."""
         counts = [len(new.block_ids) for new in news]
-        size = TOKEN_BYTES * self._size
-        text = b"".join(new.run[-len(new.block_ids) * size :] for new in news)
         self._spaces[rows] = np.repeat(np.array([new.space for new in news], np.uint64), counts)
         self._states[rows] = _CACHED
         self._lengths[rows] = self._size
-        self._tokens[rows] = np.frombuffer(text, "<i4").reshape(-1, self._size)
+        self._tokens[rows] = (blocks - np.uint64(1)).astype("<u4").view("<i4")
         self._rounds[rows] = (self._rounds[rows] + 1) & _ROUND_MASK
 
     def move(self, block_id: int, to: int) -> None:
@@ -316,7 +321,7 @@ class Memory:
         row = self._take_row()
         tokens = np.frombuffer(tail, "<i4")
         self._keys[row] = self._parent_keys[row] = 0  # nothing follows it, and it follows nothing
-        self._siblings.add(row, (key - space + int(_hashed_tokens(tail[:TOKEN_BYTES])[0])) & _MASK)
+        self._siblings.add(row, _head(key - space, int(_values(tail[:TOKEN_BYTES])[0])))
         self._spaces[row] = space
         self._states[row] = _TAIL
         self._lengths[row] = len(tokens)
@@ -372,14 +377,14 @@ class Memory:
         what others do, as far as Python allows.
         """
         size = self._size
-        hashed = _hashed_tokens(prompt.run)
-        base = prompt.num_tokens - len(hashed)  # the position of the run's first token
+        values = _values(prompt.run)
+        base = prompt.num_tokens - len(values)  # the position of the run's first token
         text = 0 if prompt.after is None else self._text(self._rows[prompt.after])
         count = prompt.num_tokens // size - prompt.known
         first = prompt.known * size - base
-        blocks = hashed[first : first + count * size].reshape(count, size)
-        index = np.arange(prompt.known, prompt.known + count, dtype=np.uint64)
-        sums = np.cumsum(self._hashed_blocks(blocks, index), dtype=np.uint64) + np.uint64(text)
+        blocks = values[first : first + count * size].reshape(count, size)
+        hashes = blocks @ self._factors * self._powers[prompt.known : prompt.known + count]
+        sums = np.cumsum(hashes, dtype=np.uint64) + np.uint64(text)
         texts = [text, *sums.tolist()][prompt.num_hit_blocks - prompt.known :]
         ghosts, copies, space = self._ghosts, self._copies, prompt.space
         gone = [place for place, each in enumerate(texts) if (each + space) & _MASK in ghosts and place]
@@ -388,27 +393,22 @@ class Memory:
         last_gone, last_apart = max(gone, default=0), max(apart, default=0)
         unaligned, evicted, isolated = (
             (prompt.num_hit_blocks + place) * size
-            + self._inside(texts[place], prompt, hashed, (prompt.num_hit_blocks + place) * size - base, kind)
+            + self._inside(texts[place], prompt, values, (prompt.num_hit_blocks + place) * size - base, kind)
             for place, kind in ((0, "unaligned"), (last_gone, "evicted"), (last_apart, "isolated"))
         )
         known = max(prompt.num_hit_tokens, prompt.in_flight, unaligned, evicted, isolated)
-        runs = list(self._equal_runs(prompt, hashed, base, known))
+        runs = list(self._equal_runs(prompt, values, base, known))
         first_gone = None if not gone else self._evicted[ghosts[(texts[gone[0]] + space) & _MASK]]
         return Findings(unaligned, evicted, isolated, runs, first_gone)
-
-    def _hashed_blocks(self, blocks: _U64, index: _U64) -> _U64:
-        """A hash for each block (rows of hashed tokens) and its place in the prompt: multilinear, mixed."""
-        sums = (blocks * self._factors).sum(axis=1, dtype=np.uint64)
-        return _mixed(sums + index * np.uint64(_POSITION))
 
     def _text(self, row: int) -> int:
         return (self._keys[row] - int(self._spaces[row])) & _MASK
 
-    def _inside(self, text: int, prompt: Prompt, hashed: _U64, at: int, kind: str) -> int:
+    def _inside(self, text: int, prompt: Prompt, values: _U64, at: int, kind: str) -> int:
         """How many tokens of the block behind ``text`` rows of that kind share with the prompt's."""
-        if at >= len(hashed):
+        if at >= len(values):
             return 0
-        rows = np.array(self._siblings.latest((text + int(hashed[at])) & _MASK), np.int64)
+        rows = np.array(self._siblings.latest(_head(text, int(values[at]))), np.int64)
         states, own = self._states[rows], self._spaces[rows] == np.uint64(prompt.space)
         if kind == "isolated":
             rows = rows[(states == _CACHED) & ~own]
@@ -425,12 +425,12 @@ class Memory:
         same = np.where(differs.any(axis=1), differs.argmax(axis=1), len(run))
         return int(np.minimum(same, lengths).max())
 
-    def _equal_runs(self, prompt: Prompt, hashed: _U64, base: int, known: int) -> Iterator[tuple[int, int]]:
+    def _equal_runs(self, prompt: Prompt, values: _U64, base: int, known: int) -> Iterator[tuple[int, int]]:
         """Runs of the prompt beyond ``known``, as positions, that lie in 32 or more tokens of known text."""
         first = max(0, known - base - (CONTEXT - 1))
-        if len(hashed) - first < _PRINT:
+        if len(values) - first < _PRINT:
             return
-        names = _prints(hashed[first:]) + np.uint64(prompt.space)
+        names = _prints(values[first:]) + np.uint64(prompt.space)
         candidates = np.flatnonzero(self._may_have[names >> self._rest_bits])
         done = 0  # up to where the run is dealt with
         for start, name in zip((first + candidates).tolist(), names[candidates].tolist(), strict=True):
@@ -479,6 +479,11 @@ class Memory:
             if child == _BEGINNING or self._parent_keys[child] != self._keys[row]:
                 return start
             row, offset = child, 0
+
+
+def _head(text: int, first: int) -> int:
+    """How what follows a text begins: a hash of both."""
+    return (text + first * _FIRST) & _MASK
 
 
 def _reversed(run: bytes) -> bytes:

@@ -88,10 +88,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     def after(self, earlier: EngineStats) -> EngineStats:
         """These gauges, with the counters of an engine that went before added to these."""
         sums = {name: getattr(self, name) + getattr(earlier, name) for name in _COUNTERS}
-        misses = {
-            reason: self.miss_tokens.get(reason, 0) + earlier.miss_tokens.get(reason, 0)
-            for reason in MissReason
-        }
+        misses = dict(earlier.miss_tokens)
+        for reason, count in self.miss_tokens.items():
+            misses[reason] = misses.get(reason, 0) + count
         return msgspec.structs.replace(self, **sums, miss_tokens=misses)
 
     def at_rest(self) -> EngineStats:
