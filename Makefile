@@ -43,6 +43,7 @@ bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/caching_off.py --write
 	$(BIN)/python bench/auto_budget.py --write
 	$(BIN)/python bench/cache_core.py --write
+	$(BIN)/python bench/misses.py --write
 	$(BIN)/python bench/memory.py --write
 
 clean:  ## forget the virtual environment and all caches of tools

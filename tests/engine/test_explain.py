@@ -37,8 +37,8 @@ def test_choices_share_one_report(engine: FakeEngine) -> None:
 
 
 def test_whoever_does_not_ask_in_time_loses_a_report_and_no_count(engine: FakeEngine) -> None:
-    for name in "ab":
-        engine.add_request(name, PROMPT, SamplingParams(max_tokens=1))
+    for name, prompt in (("a", PROMPT), ("b", PROMPT[::-1])):
+        engine.add_request(name, prompt, SamplingParams(max_tokens=1))
     while engine.has_work:
         engine.step()
     assert [report.request_id for report in engine.explain()] == ["b"]

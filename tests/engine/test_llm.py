@@ -156,7 +156,7 @@ def test_a_stop_string_waits_for_min_tokens(llm: LLM, monkeypatch: pytest.Monkey
 
 def test_tokens_that_came_with_the_end_of_a_stop_string_are_cut(llm: LLM) -> None:
     ids = llm.tokenizer.encode("one two three four")
-    job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0))
+    job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0), [])
     logprobs = tuple(TokenLogprob(-float(i)) for i in range(len(ids)))
     job.take(RequestOutput("a", tuple(ids), 0, logprobs=logprobs))  # a step may bring several tokens
     cut = job.result()
