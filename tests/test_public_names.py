@@ -28,6 +28,8 @@ CACHE = {
     "CacheRequest": "headstart.cache.keys",
     "CacheStats": "headstart.cache.manager",
     "KVCacheManager": "headstart.cache.manager",
+    "MissReason": "headstart.cache.reasons",
+    "MissReport": "headstart.cache.reasons",
     "Namespace": "headstart.cache.keys",
     "PartialBlock": "headstart.cache.index",
     "PrefixHit": "headstart.cache.manager",
