@@ -391,3 +391,11 @@ def test_a_reset_forgets_ghosts(make: Make) -> None:
     serve(manager, ask("b", range(100)))
     assert manager.reset_prefix_cache()
     assert told(manager, TEXT) == {"cold": 99}
+
+
+def test_a_prompt_may_be_longer_than_the_pool(make: Make) -> None:
+    manager = make(3)
+    request = ask("a", range(100))
+    admit(manager, request, 8)
+    manager.commit_step()
+    assert explain(manager, request).tokens == {MissReason.LAST_TOKEN: 1, MissReason.COLD: 99}

@@ -194,7 +194,7 @@ class Memory:
         self._rounds = np.zeros(num_rows, np.int64)  # how often the row was used: dates what points to it
         self._bytes = self._tokens.view(np.uint8).reshape(-1).data
         self._factors = _odd_numbers("block", self._size)
-        self._powers = np.cumprod(np.repeat(_PLACE, config.num_blocks + 1), dtype=np.uint64)
+        self._powers = _powers(config.num_blocks)
         # For one row at a time.
         self._keys = [0] * num_rows
         self._parent_keys = [0] * num_rows
@@ -383,6 +383,8 @@ class Memory:
         count = prompt.num_tokens // size - prompt.known
         first = prompt.known * size - base
         blocks = values[first : first + count * size].reshape(count, size)
+        if prompt.known + count > len(self._powers):  # longer than the pool, which it will not fit
+            self._powers = _powers(prompt.known + count)
         hashes = blocks @ self._factors * self._powers[prompt.known : prompt.known + count]
         sums = np.cumsum(hashes, dtype=np.uint64) + np.uint64(text)
         texts = [text, *sums.tolist()][prompt.num_hit_blocks - prompt.known :]
@@ -479,6 +481,12 @@ class Memory:
             if child == _BEGINNING or self._parent_keys[child] != self._keys[row]:
                 return start
             row, offset = child, 0
+
+
+def _powers(count: int) -> _U64:
+    """What the first ``count`` blocks of a prompt are multiplied with."""
+    powers: _U64 = np.cumprod(np.repeat(_PLACE, count), dtype=np.uint64)
+    return powers
 
 
 def _head(text: int, first: int) -> int:
