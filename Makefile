@@ -36,7 +36,7 @@ unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  ## the cache core's state machines, twenty times as long as in the tests
-	HEADSTART_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/machines/test_cache_machine.py --timeout 1800
+	HEADSTART_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/machines/test_cache_machine.py tests/machines/test_miss_machine.py --timeout 1800
 
 bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/first_token.py --write
@@ -44,6 +44,7 @@ bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/auto_budget.py --write
 	$(BIN)/python bench/cache_core.py --write
 	$(BIN)/python bench/eviction_cost.py --write
+	$(BIN)/python bench/misses.py --write
 	$(BIN)/python bench/memory.py --write
 
 clean:  ## forget the virtual environment and all caches of tools

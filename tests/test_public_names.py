@@ -29,6 +29,8 @@ CACHE = {
     "CacheStats": "headstart.cache.manager",
     "KVCacheManager": "headstart.cache.manager",
     "MediaSpan": "headstart.cache.media",
+    "MissReason": "headstart.cache.reasons",
+    "MissReport": "headstart.cache.reasons",
     "Namespace": "headstart.cache.keys",
     "PartialBlock": "headstart.cache.index",
     "Pin": "headstart.cache.manager",

@@ -81,6 +81,7 @@ class CacheConfig:
     ``cost_depth_tokens`` (`cost`): how deep a token costs twice as much as the first.
     ``evict_generated_first`` lets answers go before prompts.  At most ``max_pinned_share`` of the pool can be
     pinned.
+    ``explain_misses`` keeps what reasons for misses take.
     """
 
     num_blocks: int
@@ -97,6 +98,7 @@ class CacheConfig:
     cost_depth_tokens: int = 8192
     evict_generated_first: bool = False
     max_pinned_share: float = 0.5
+    explain_misses: bool = True
 
     def __post_init__(self) -> None:
         _positive("num_blocks", self.num_blocks)
@@ -153,6 +155,7 @@ class KVConfig:
     evict_generated_first: bool = False
     max_pinned_share: float = 0.5
     prefix_caching_hash_algo: HashAlgorithm = "sha256_cbor"
+    explain_misses: bool = True
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory_bytes is not None:
@@ -186,6 +189,7 @@ class KVConfig:
             evict_generated_first=self.evict_generated_first,
             max_pinned_share=self.max_pinned_share,
             hash_algorithm=self.prefix_caching_hash_algo,
+            explain_misses=self.explain_misses,
         )
 
 

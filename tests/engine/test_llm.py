@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from headstart import LLM, Generation, SamplingParams
+from headstart.cache import MissReason
 from headstart.engine import llm as llm_module
 from headstart.engine.choices import of_choice
 from headstart.engine.llm import _Job
@@ -155,7 +156,7 @@ def test_a_stop_string_waits_for_min_tokens(llm: LLM, monkeypatch: pytest.Monkey
 
 def test_tokens_that_came_with_the_end_of_a_stop_string_are_cut(llm: LLM) -> None:
     ids = llm.tokenizer.encode("one two three four")
-    job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0), [None])
+    job = _Job([1], llm.tokenizer, SamplingParams(stop=("two",), logprobs=0), [None], [])
     logprobs = tuple(TokenLogprob(-float(i)) for i in range(len(ids)))
     job.take(RequestOutput("a", tuple(ids), 0, logprobs=logprobs))  # a step may bring several tokens
     cut = job.result()
@@ -479,3 +480,23 @@ def test_ctrl_c_leaves_no_choice_behind(llm: LLM, monkeypatch: pytest.MonkeyPatc
     Meddler(llm, monkeypatch, 1, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1] * 1500], SamplingParams(n=5))
+
+
+def test_each_answer_says_why_its_prompt_missed(llm: LLM) -> None:
+    prompt = llm.tokenizer.encode(TEXT)
+    first, second, isolated = (
+        llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1), cache_salt=salt)[0].misses
+        for salt in (None, None, "eve")
+    )
+    assert first is not None
+    assert second is not None
+    assert isolated is not None
+    rest = len(prompt) - 1
+    assert first.tokens == {MissReason.LAST_TOKEN: 1, MissReason.COLD: rest}
+    assert (second.num_hit_tokens, second.tokens) == (rest, {MissReason.LAST_TOKEN: 1})
+    assert isolated.tokens[MissReason.ISOLATED] >= rest // 16 * 16
+
+
+def test_choices_have_the_same_report(llm: LLM) -> None:
+    choices = llm.generate([1, 2, 3], SamplingParams(max_tokens=2, n=2))
+    assert choices[0].misses is choices[1].misses is not None

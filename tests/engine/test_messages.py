@@ -3,11 +3,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from headstart.cache import MissReason, MissReport
 from headstart.config import EngineConfig
 from headstart.engine.messages import (
     Abort,
     EngineInfo,
     EngineStats,
+    Explained,
     FromEngine,
     ResetDone,
     ResetPrefixCache,
@@ -61,6 +63,9 @@ OUTPUTS = (
 )
 
 
+REPORT = MissReport("a", 9, 3, {MissReason.COLD: 5, MissReason.LAST_TOKEN: 1}, 3, 1.5, 7)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -81,6 +86,7 @@ def test_what_the_front_says_arrives(message: ToEngine) -> None:
         INFO,
         StepOutputs(OUTPUTS, EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7)),
         StepOutputs((), EngineStats()),
+        Explained((REPORT,), EngineStats(miss_tokens={MissReason.COLD: 5, MissReason.LAST_TOKEN: 1})),
         ResetDone(7, True),
         StartFailed("a sentence"),
         StartFailed("a sentence", "ConfigError"),

@@ -15,6 +15,7 @@ import zmq
 
 from headstart.engine.messages import (
     Abort,
+    Explained,
     FromEngine,
     Planned,
     ResetDone,
@@ -55,6 +56,7 @@ class Wire:
         self.lifeline = lifeline
         self.outputs: list[RequestOutput] = []
         self.planned: list[Planned] = []
+        self.explained: list[Explained] = []
 
     def say(self, *messages: ToEngine) -> None:
         for message in messages:
@@ -65,13 +67,16 @@ class Wire:
         self.say(Submit(name, array("i", prompt).tobytes(), params, salt))
 
     def hear(self) -> FromEngine:
-        """The next message that is no mere announcement of a step."""
+        """The next message that is no mere announcement of a step, nor an explanation after it."""
         while True:
             assert self.socket.poll(PATIENCE_MS), "the engine says nothing"
             message = msgspec.msgpack.decode(self.socket.recv(), type=FromEngine)
-            if not isinstance(message, Planned):
+            if isinstance(message, Planned):
+                self.planned.append(message)
+            elif isinstance(message, Explained):
+                self.explained.append(message)
+            else:
                 return message
-            self.planned.append(message)
 
     def hear_outputs(self) -> StepOutputs:
         message = self.hear()
@@ -320,3 +325,12 @@ def test_a_refusal_is_told_to_every_choice(wire: Wire) -> None:
         ("a", "error"),
         ("a#1", "error"),
     ]
+
+
+def test_why_a_prompt_missed_is_told_behind_its_first_token(wire: Wire) -> None:
+    for name, salt in (("a", None), ("b", None), ("c", "eve")):
+        wire.submit(name, A, salt=salt)
+        wire.until_ended(name)
+        assert wire.reset() is True or True
+    reports = [report for message in wire.explained for report in message.reports]
+    assert [report.request_id for report in reports] == ["a", "b", "c"]

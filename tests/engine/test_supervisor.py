@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headstart.cache import MissReason
 from headstart.config import EngineConfig
 from headstart.engine import supervisor as module
 from headstart.engine.messages import EngineInfo, EngineStats
@@ -122,7 +123,14 @@ class Frail:
     def __init__(self, config: EngineConfig) -> None:
         self.number = Frail.born
         Frail.born += 1
-        self.stats = EngineStats(num_running=3, kv_cache_usage=0.5, prompt_tokens=10, prefix_cache_hits=1)
+        self.stats = EngineStats(
+            num_running=3,
+            kv_cache_usage=0.5,
+            prompt_tokens=10,
+            prefix_cache_hits=1,
+            miss_tokens={MissReason.COLD: 9},
+        )
+        self.on_explained: object = None
         self.silence_s = 0.0
         self.is_alive = True
 
@@ -184,12 +192,17 @@ def test_counters_go_on_counting_when_another_engine_serves(monkeypatch: pytest.
     async def story() -> None:
         supervisor = EngineSupervisor(EngineConfig(), Frail, first_pause_s=0.0)  # type: ignore[arg-type]
         await supervisor.start()
+        misses = {MissReason.COLD: 9}
         assert supervisor.stats == EngineStats(
-            num_running=3, kv_cache_usage=0.5, prompt_tokens=10, prefix_cache_hits=1
+            num_running=3, kv_cache_usage=0.5, prompt_tokens=10, prefix_cache_hits=1, miss_tokens=misses
         )
+        told: list[object] = []
+        supervisor.on_explained(told.append)
         await until(lambda: "not started again" in str(supervisor.why_down))
         # Of five engines; and none of them does anything any more.
-        assert supervisor.stats == EngineStats(prompt_tokens=50, prefix_cache_hits=5)
+        misses = {MissReason.COLD: 45}
+        assert supervisor.stats == EngineStats(prompt_tokens=50, prefix_cache_hits=5, miss_tokens=misses)
+        assert supervisor._client.on_explained == told.append  # that of the last one
         await supervisor.shutdown()
 
     asyncio.run(story())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import tokenizers
 from starlette.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers
 
+from headstart.cache import MissReport
 from headstart.engine.choices import choice_ids
 from headstart.engine.messages import EngineInfo, EngineStats
 from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
@@ -84,6 +85,7 @@ class FakeEngine:
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     submitted: list[tuple[list[int], SamplingParams, str | None]] = field(default_factory=list)
+    explain: Callable[[MissReport], None] | None = None
     _known: set[tuple[str | None, tuple[int, ...]]] = field(default_factory=set)
 
     def generate(
@@ -154,6 +156,9 @@ class FakeEngine:
         if request_id in self.running:
             self.running.discard(request_id)
             self.aborted.append(request_id)
+
+    def on_explained(self, told: Callable[[MissReport], None]) -> None:
+        self.explain = told
 
     async def reset_prefix_cache(self) -> bool:
         if self.blocks_in_use:

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from headstart.cache import MissReason, MissReport
 from headstart.engine.messages import EngineStats
 from headstart.server.metrics import Metrics, RequestTimer
 
@@ -135,3 +136,35 @@ def test_two_servers_in_one_process_keep_their_numbers_apart(engine: Any) -> Non
         in first.exposition()
     )
     assert b'model_name="b"} 1.0' not in second.exposition().split(b"request_success_total{")[1]
+
+
+def misses(samples: Any, reason: str) -> float:
+    found: float = samples["headstart:prefix_cache_miss_tokens_total", frozenset({("reason", reason)})]
+    return found
+
+
+def test_misses_are_counted_by_reason(client: TestClient, engine: Any) -> None:
+    samples = scrape(client)
+    assert [misses(samples, reason) for reason in MissReason] == [0] * len(MissReason)
+    engine.stats = EngineStats(miss_tokens={MissReason.ISOLATED: 5, MissReason.COLD: 2})
+    samples = scrape(client)
+    assert (misses(samples, "isolated"), misses(samples, "cold"), misses(samples, "evicted")) == (5, 2, 0)
+
+
+def test_the_share_of_hits_is_told_by_the_prompts_length(client: TestClient, engine: Any) -> None:
+    def fraction(kind: str, prompt_tokens: str, **labels: str) -> float:
+        name = f"headstart:request_hit_fraction_{kind}"
+        found: float = scrape(client)[name, frozenset({"prompt_tokens": prompt_tokens, **labels}.items())]
+        return found
+
+    for bound in ("64", "256", "1024", "4096", "16384", "65536", "more"):
+        assert fraction("count", bound) == 0
+    rest = {MissReason.LAST_TOKEN: 1}
+    engine.explain(MissReport("a", 64, 16, rest))
+    engine.explain(MissReport("b", 65, 0, rest))
+    engine.explain(MissReport("c", 100_000, 99_999, rest))
+    engine.explain(MissReport("d", 64, 0, {MissReason.SKIPPED: 64}))
+    assert [fraction("count", bound) for bound in ("64", "256", "65536", "more")] == [1, 1, 0, 1]
+    assert fraction("sum", "64") == 0.25
+    assert fraction("bucket", "256", le="0.0") == 1
+    assert fraction("bucket", "more", le="0.99") == 0

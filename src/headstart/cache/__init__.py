@@ -4,6 +4,7 @@ from headstart.cache.index import BlockCopy, PartialBlock
 from headstart.cache.keys import Adapter, CacheRequest, Namespace
 from headstart.cache.manager import Allocation, CacheStats, KVCacheManager, Pin, PrefixHit
 from headstart.cache.media import MediaSpan, PromptEmbeds
+from headstart.cache.reasons import MissReason, MissReport
 from headstart.config import CacheConfig
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "CacheStats",
     "KVCacheManager",
     "MediaSpan",
+    "MissReason",
+    "MissReport",
     "Namespace",
     "PartialBlock",
     "Pin",

@@ -7,7 +7,7 @@ the step as a transaction, and the statistics; an index (`hash` or `radix`) owns
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
@@ -15,7 +15,9 @@ from headstart.cache.hash_index import HashIndex
 from headstart.cache.index import BlockCopy, Lease, Mark, Match, PartialBlock, PrefixIndex
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Listener
+from headstart.cache.miss_log import MissLog
 from headstart.cache.radix_index import RadixIndex
+from headstart.cache.reasons import MissReason, MissReport
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -142,6 +144,9 @@ class KVCacheManager:
 
     def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
         self.config = config
+        self._misses = MissLog(config) if config.explain_misses else None
+        if self._misses is not None:
+            listeners = (*listeners, self._misses)
         make_index = HashIndex if config.index == "hash" else RadixIndex
         self._index: PrefixIndex = make_index(config, listeners)
         self._holdings: dict[str, _Holding] = {}
@@ -164,6 +169,8 @@ class KVCacheManager:
             for request_id in [r for r, until in self._pins.items() if until <= now]:
                 self._unpin(request_id)
             self._first_pin_ends = min(self._pins.values(), default=inf)
+        if self._misses is not None:
+            self._misses.now = now
 
     def get_computed_blocks(self, request: CacheRequest) -> PrefixHit:
         """The longest cached prefix, at most ``request.num_readable`` tokens.
@@ -203,6 +210,7 @@ class KVCacheManager:
         return Allocation(self._extend(holding, num_tokens, missing), copies, replaced)
 
     def _admit(self, request: CacheRequest, num_new_tokens: int, hit: PrefixHit | None) -> Allocation | None:
+        looked = hit is not None and not request.skip_reading
         hit = hit or PrefixHit(request, 0, Match(), self._version)
         if hit.request is not request or hit.version != self._version:
             raise CacheError(f"{request!r}: the hit is another request's, or older than the last change")
@@ -210,6 +218,11 @@ class KVCacheManager:
         missing = self._missing_blocks(request, num_tokens, hit.block_ids)
         if missing + self._index.cost(hit.match) > self._index.num_free_blocks:
             return None
+        if self._misses is not None:
+            pending = bool(hit.match.shared_with)
+            self._misses.admitted(
+                request, hit.num_tokens, hit.block_ids, looked=looked, shares_pending=pending
+            )
         lease = self._index.admit(request, hit.match)
         holding = self._holdings[request.request_id] = _Holding(lease, hit.num_tokens)
         asks = self.config.enable_prefix_caching and not request.skip_reading
@@ -240,12 +253,17 @@ class KVCacheManager:
         """The blocks newly taken, once the holding has slots for ``num_tokens`` tokens."""
         lease = holding.lease
         held = len(lease.block_ids)
-        self._index.take(lease, missing)
+        self._take(lease, missing)
         rests_on = self._index.publish(lease, num_tokens // self.config.block_size)
         self._step[lease.request.request_id].shared_with |= rests_on
         holding.num_computed = num_tokens
         self._version += 1
         return lease.block_ids[held:]
+
+    def _take(self, lease: Lease, count: int) -> None:
+        self._index.take(lease, count)
+        if self._misses is not None:
+            self._misses.took(count)
 
     def _count(self, request: CacheRequest, counted: tuple[int, int] | None, sign: int) -> None:
         if counted is not None:
@@ -281,7 +299,7 @@ class KVCacheManager:
         """A block of its own for the holding's partly filled one, which it lets go when the step commits."""
         position, offset = divmod(holding.num_computed, self.config.block_size)
         lease = holding.lease
-        self._index.take(lease, 1)
+        self._take(lease, 1)
         fresh = lease.block_ids.pop()
         shared = self._index.replace(lease, position, fresh)
         self._step[lease.request.request_id].replaced = (position, shared)
@@ -329,6 +347,8 @@ class KVCacheManager:
                 request = holding.lease.request
                 request.num_admissions -= 1
                 self._count(request, grant.counted, -1)
+                if self._misses is not None:
+                    self._misses.withdrawn(request)
                 self._index.release(holding.lease, 0)
                 del self._holdings[request_id]
         self._version += 1
@@ -356,6 +376,8 @@ class KVCacheManager:
             self._withdraw(set(withdrawn))
         holding = self._holdings.pop(request_id, None)
         if holding is not None:
+            if self._misses is not None:
+                self._misses.ended(request, holding.num_computed, holding.lease.block_ids)
             self._index.release(holding.lease, holding.num_computed)
         self._version += 1
         return tuple(withdrawn[1:])
@@ -411,6 +433,23 @@ class KVCacheManager:
             Pin(request_id, self._index.num_pinned_blocks(request_id), until)
             for request_id, until in self._pins.items()
         )
+
+    # -- misses ----------------------------------------------------------------------------------
+
+    def explain_misses(self, requests: Iterable[CacheRequest] = ()) -> list[MissReport]:
+        """Why the prompt tokens of these requests missed, at their first admission; decides nothing.
+
+        For requests whose first token was sent, so that what other namespaces hold cannot be timed.  Those
+        that never were admitted, and forks, have no report.  To be called after every step, also for nobody:
+        then the hashing that it is about is done little by little.  None without ``explain_misses``.
+        """
+        return [] if self._misses is None else self._misses.reports(requests)
+
+    @property
+    def miss_tokens(self) -> dict[MissReason, int]:
+        """Missed prompt tokens by reason, where there are any, of all requests explained since the start."""
+        tokens = {} if self._misses is None else self._misses.tokens
+        return {reason: count for reason, count in tokens.items() if count}
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -474,6 +513,8 @@ class KVCacheManager:
         """
         kept = [grant.replaced[1] for grant in self._step.values() if grant.replaced is not None]
         self._index.check([holding.lease for holding in self._holdings.values()], kept)
+        if self._misses is not None:
+            self._misses.check()
         size = self.config.block_size
         for request_id, holding in self._holdings.items():
             blocks, computed = len(holding.lease.block_ids), holding.num_computed

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from headstart import errors
+from headstart.cache import MissReport
 from headstart.config import EngineConfig
 from headstart.engine.choices import choice_ids
 from headstart.engine.limits import Limits
@@ -26,6 +27,7 @@ from headstart.engine.messages import (
     Abort,
     EngineInfo,
     EngineStats,
+    Explained,
     FromEngine,
     Planned,
     ResetDone,
@@ -60,7 +62,8 @@ what is freed, until large temporaries lie scattered in a heap that cannot shrin
 class EngineClient:
     """One engine process and the requests in flight in it.
 
-    ``info`` says what the engine is (after `start`); ``stats`` is its last report.
+    ``info`` says what the engine is (after `start`); ``stats`` is its last report.  ``on_explained`` is told
+    why each prompt missed, shortly after its first token.
     """
 
     info: EngineInfo
@@ -68,6 +71,7 @@ class EngineClient:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.stats = EngineStats()
+        self.on_explained: Callable[[MissReport], object] = _ignore
         self._directory = tempfile.TemporaryDirectory(prefix="headstart-")  # mode 700: the socket is ours
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -301,6 +305,10 @@ class EngineClient:
                     queue = self._queues.get(output.request_id)
                     if queue is not None:  # otherwise its reader has just left, and its abort is on the way
                         queue.put_nowait(output)
+            case Explained():
+                self.stats = message.stats
+                for report in message.reports:
+                    self.on_explained(report)
             case Planned():
                 self.stats = message.stats
             case ResetDone():
@@ -329,6 +337,10 @@ class EngineClient:
         for done in (self._ready, *self._resets.values()):
             if done is not None and not done.done():
                 done.set_exception(kind(death))
+
+
+def _ignore(_: MissReport) -> None:
+    pass
 
 
 def _wire_tokens(token_ids: Sequence[int]) -> bytes:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from headstart.cache import CacheRequest, Namespace
+from headstart.cache import CacheRequest, MissReport, Namespace
 from headstart.engine.choices import choice_ids, of_choice
 from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineStats
@@ -116,6 +116,14 @@ class EngineCore:
         self._generation_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
+    def explain(self) -> list[MissReport]:
+        """Why prompts missed whose first tokens the last step brought; one report for all choices.
+
+        To be called after every step, once its outputs were sent: so nobody waits for it, and nothing that
+        it finds out about others can be timed.
+        """
+        return self.scheduler.explain()
+
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False (and nothing changed) while blocks are in use."""
         return self.scheduler.manager.reset_prefix_cache()
@@ -132,6 +140,7 @@ class EngineCore:
             num_preemptions=self.scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            miss_tokens=manager.miss_tokens,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from headstart.cache import MissReport
 from headstart.config import EngineConfig
 from headstart.engine.build import build_engine
 from headstart.engine.choices import as_ranked, best, choice_ids
@@ -31,7 +32,8 @@ class Generation:
 
     ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
     one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
-    the others were computed.  ``logprobs``, if asked for, has an entry for each of ``token_ids``;
+    the others were computed, and ``misses`` says why: one report for all choices of a prompt, None without
+    ``explain_misses``.  ``logprobs``, if asked for, has an entry for each of ``token_ids``;
     ``prompt_logprobs`` one for each of ``prompt_token_ids``, None for the first.
     """
 
@@ -42,6 +44,7 @@ class Generation:
     finish_reason: FinishReason
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[PromptLogprob | None] | None = None
+    misses: MissReport | None = None
 
 
 class LLM:
@@ -88,8 +91,9 @@ class LLM:
                 with _about_prompt(index), _undisturbed():
                     self._core.add_request(request_id, token_ids, as_ranked(in_engine), cache_salt=cache_salt)
                     scores: list[PromptLogprob | None] = [None]  # come with the first choice, and are of all
+                    reports = list[MissReport]()  # likewise
                     for name in choice_ids(request_id, params.num_choices):
-                        jobs[name] = _Job(token_ids, self.tokenizer, params, scores)
+                        jobs[name] = _Job(token_ids, self.tokenizer, params, scores, reports)
             self._run(jobs, progress=progress)
         finally:
             with _undisturbed():
@@ -150,6 +154,8 @@ class LLM:
                             elapsed = bar.tasks[task].elapsed or 0.0
                             speed = f"{tokens / elapsed:,.0f} tokens/s" if elapsed else ""
                             bar.update(task, advance=1, speed=speed)
+                    for report in self._core.explain():
+                        jobs[report.request_id].reports.append(report)
 
 
 def _told(jobs: Sequence[_Job], params: SamplingParams) -> list[_Job]:
@@ -168,7 +174,8 @@ def _told(jobs: Sequence[_Job], params: SamplingParams) -> list[_Job]:
 class _Job:
     """One choice of one prompt on its way through `LLM.generate`.
 
-    ``prompt_logprobs`` is one list for all choices, to which the job adds what comes with its own outputs.
+    ``prompt_logprobs`` is one list for all choices, to which the job adds what comes with its own outputs;
+    ``reports`` is another, which `LLM` fills.
     """
 
     def __init__(
@@ -177,7 +184,9 @@ class _Job:
         tokenizer: Tokenizer,
         params: SamplingParams,
         prompt_logprobs: list[PromptLogprob | None],
+        reports: list[MissReport],
     ) -> None:
+        self.reports = reports
         self.text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
         self._tells_logprobs = params.logprobs is not None
         self._logprobs: list[TokenLogprob] = []
@@ -221,6 +230,7 @@ class _Job:
             self.finish_reason,
             self._logprobs if self._tells_logprobs else None,
             list(self._prompt_logprobs) if self._tells_prompt_logprobs else None,
+            self.reports[0] if self.reports else None,
         )
 
 

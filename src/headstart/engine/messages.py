@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headstart.cache import MissReason, MissReport
 from headstart.engine.request import RequestOutput, SamplingParams
 
 
@@ -89,15 +90,20 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    miss_tokens: dict[MissReason, int] = {}
 
     def after(self, earlier: EngineStats) -> EngineStats:
         """These gauges, with the counters of an engine that went before added to these."""
         sums = {name: getattr(self, name) + getattr(earlier, name) for name in _COUNTERS}
-        return msgspec.structs.replace(self, **sums)
+        misses = dict(earlier.miss_tokens)
+        for reason, count in self.miss_tokens.items():
+            misses[reason] = misses.get(reason, 0) + count
+        return msgspec.structs.replace(self, **sums, miss_tokens=misses)
 
     def at_rest(self) -> EngineStats:
         """These counters, with the gauges of an engine that does nothing."""
-        return EngineStats(**{name: getattr(self, name) for name in _COUNTERS})
+        counters = {name: getattr(self, name) for name in _COUNTERS}
+        return EngineStats(**counters, miss_tokens=self.miss_tokens)
 
 
 _COUNTERS = (
@@ -109,6 +115,13 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """Everything one step brought."""
 
     outputs: tuple[RequestOutput, ...]
+    stats: EngineStats
+
+
+class Explained(msgspec.Struct, frozen=True, tag=True):
+    """Why prompts missed whose first tokens have been sent."""
+
+    reports: tuple[MissReport, ...]
     stats: EngineStats
 
 
@@ -132,4 +145,4 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     kind: str = "EngineError"
 
 
-FromEngine = EngineInfo | Planned | StepOutputs | ResetDone | StartFailed
+FromEngine = EngineInfo | Planned | StepOutputs | Explained | ResetDone | StartFailed

@@ -21,6 +21,7 @@ from headstart.engine.choices import choice_ids
 from headstart.engine.core import EngineCore
 from headstart.engine.messages import (
     Abort,
+    Explained,
     FromEngine,
     Planned,
     ResetDone,
@@ -58,6 +59,9 @@ class EngineServer:
         while self._take_messages(wait=not self._core.has_work):
             if self._core.has_work:
                 self._publish(self._core.step(planned=self._tell_changes))
+                reports = self._core.explain()
+                if reports:
+                    self._send(Explained(tuple(reports), self._core.stats()))
 
     def _tell_changes(self) -> None:
         stats = self._core.stats()

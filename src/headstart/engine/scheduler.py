@@ -25,7 +25,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 
-from headstart.cache import BlockCopy, KVCacheManager
+from headstart.cache import BlockCopy, KVCacheManager, MissReport
 from headstart.config import SchedulerConfig
 from headstart.engine.budget import AdaptiveBudget, FixedBudget, TokenBudget
 from headstart.engine.choices import Followers
@@ -68,6 +68,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._num_arrivals = 0
         self._admitted: list[Request] = []  # by the step that is open
+        self._answered: list[Request] = []  # whose prompts the last step finished
 
     @property
     def has_work(self) -> bool:
@@ -102,6 +103,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """The next step's rows, with their slots granted.  Ends with `commit` or `rollback`."""
         self.manager.begin_step(now)
+        self._answered = []
         rows: list[ScheduledRow] = []
         copies: list[BlockCopy] = []
         budget, preempted = self._plan_running(rows, copies)
@@ -219,6 +221,8 @@ class Scheduler:
             request = self._requests[row.request_id]
             request.num_computed_tokens = row.start + len(row.token_ids)
             of_prompt = result.prompt_logprobs.get(row.request_id, ())
+            if row.sample and row.num_output_tokens == 0:
+                self._answered.append(request)
             if row.sample:
                 choices = [request, *self._fork(request)]
                 outputs += [self._take(choice, result) for choice in choices]
@@ -227,6 +231,11 @@ class Scheduler:
             elif of_prompt:
                 outputs.append(self._output(request, (), prompt_logprobs=of_prompt))
         return outputs
+
+    def explain(self) -> list[MissReport]:
+        """Why prompts missed that the last step finished.  To be called once its tokens were sent."""
+        answered, self._answered = self._answered, []
+        return self.manager.explain_misses(request.cache for request in answered)
 
     def _fork(self, leader: Request) -> list[Request]:
         """The followers of a request whose prompt has just been computed, now requests like others."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
+from headstart.cache import MissReport
 from headstart.config import EngineConfig
 from headstart.engine.client import EngineClient
 from headstart.engine.messages import EngineInfo, EngineStats
@@ -53,6 +54,10 @@ class EngineSupervisor:
         """What the engine reported last, with the counters of all engines that went before it."""
         stats = self._client.stats.after(self._earlier)
         return stats if self.is_alive else stats.at_rest()
+
+    def on_explained(self, told: Callable[[MissReport], object]) -> None:
+        """Let ``told`` be told why each prompt missed, by this engine and those after it."""
+        self._client.on_explained = told
 
     @property
     def is_alive(self) -> bool:
@@ -144,7 +149,8 @@ class EngineSupervisor:
         logger.error("%s (in %.2f s; death %d of %d)", self._down, pause, len(self._deaths), MAX_DEATHS)
         await asyncio.sleep(pause)
         self._earlier = self.stats
-        self._client = self._make_client(self._config)
+        told, self._client = self._client.on_explained, self._make_client(self._config)
+        self._client.on_explained = told
         try:
             self.info = await self._client.start()
         except HeadstartError as error:

@@ -8,9 +8,10 @@ import prometheus_client
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
+from headstart.cache import MissReport
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import EngineDeadError
-from headstart.server import chat, completions, errors
+from headstart.server import chat, completions, errors, request_log
 from headstart.server.body_limit import BodyLimit
 from headstart.server.front import Front
 from headstart.server.metrics import Metrics
@@ -27,7 +28,14 @@ def build_app(client: EngineSupervisor, tokenizer: Tokenizer, template: ChatTemp
     without one, which then serves completions only.
     """
     name = client.info.model_name
-    front = Front(client, tokenizer, template, Metrics(client, name), name)
+    metrics = Metrics(client, name)
+    front = Front(client, tokenizer, template, metrics, name)
+
+    def explained(report: MissReport) -> None:
+        metrics.explained(report)
+        request_log.write(report)
+
+    client.on_explained(explained)
     app = FastAPI(
         title="headstart", description="OpenAI-compatible, with prefix caching.", responses=errors.RESPONSES
     )

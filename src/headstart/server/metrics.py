@@ -7,6 +7,7 @@ reached it) is observed as it happens.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import get_args
 
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headstart.cache import MissReason, MissReport
 from headstart.engine.request import FinishReason
 from headstart.engine.supervisor import EngineSupervisor
 
@@ -28,6 +30,10 @@ REQUEST_BUCKETS = (
     .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )
 # fmt: on
+
+HIT_FRACTION_BUCKETS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1)
+PROMPT_BOUNDS = (64, 256, 1024, 4096, 16_384, 65_536)
+"""Prompts of at most so many tokens are told apart in the label of the hit fraction."""
 
 LABELS = ("model_name", "engine")
 
@@ -64,6 +70,14 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, getattr(stats, attribute))
             yield counter
+        misses = CounterMetricFamily(
+            "headstart:prefix_cache_miss_tokens",
+            "Prompt tokens that were computed at their request's first admission, by the reason for it.",
+            labels=(*LABELS, "reason"),
+        )
+        for reason in MissReason:
+            misses.add_metric((*self._labels, reason), stats.miss_tokens.get(reason, 0))
+        yield misses
         info = self._client.info
         config = {
             "block_size": str(info.block_size),
@@ -107,6 +121,16 @@ class Metrics:
         self.request = histogram(
             "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_BUCKETS
         )
+        fraction = Histogram(
+            "headstart:request_hit_fraction",
+            "Share of a prompt's tokens that were a hit, by its length; of requests that read the cache.",
+            (*LABELS, "prompt_tokens"),
+            buckets=HIT_FRACTION_BUCKETS,
+            registry=self._registry,
+        )
+        self._hit_fraction = {
+            bound: fraction.labels(*labels, f"{bound}") for bound in (*PROMPT_BOUNDS, "more")
+        }
         finished = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -116,6 +140,14 @@ class Metrics:
         self.finished: dict[FinishReason, Counter] = {
             reason: finished.labels(*labels, reason) for reason in get_args(FinishReason)
         }
+
+    def explained(self, report: MissReport) -> None:
+        """A prompt's first token was sent, and this is where its tokens came from."""
+        if MissReason.SKIPPED in report.tokens:
+            return
+        place = bisect_left(PROMPT_BOUNDS, report.num_prompt_tokens)
+        bound = PROMPT_BOUNDS[place] if place < len(PROMPT_BOUNDS) else "more"
+        self._hit_fraction[bound].observe(report.num_hit_tokens / report.num_prompt_tokens)
 
     def exposition(self) -> bytes:
         """Prometheus' text form of everything."""
