@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +25,16 @@ from hypothesis.stateful import (
 )
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
+from headstart.cache.events import EventReplica, ReplicaBlock
+from headstart.cache.hashing import block_hash_chain
 from tests.cache.follower import Follower
+
+
+@cache
+def chain_of(namespace: Namespace, tokens: tuple[int, ...], size: int) -> list[bytes]:
+    extra = [namespace.extra_keys(index) for index in range(len(tokens) // size)]
+    return block_hash_chain(tokens, block_size=size, extra_keys=extra)
+
 
 Content = tuple[Namespace, tuple[int, ...]]
 GARBAGE = "never written"
@@ -65,10 +75,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.follower = Follower(block_size)
         self.manager = KVCacheManager(
             CacheConfig(
-                num_blocks=num_blocks, block_size=block_size, index=self.index, free_order=self.free_order
+                num_blocks=num_blocks,
+                block_size=block_size,
+                index=self.index,
+                free_order=self.free_order,
+                enable_kv_cache_events=True,
             ),
             listeners=[self.follower],
         )
+        self.replica = EventReplica()
         self.num_blocks = num_blocks
         self.slots: list[list[object]] = [[GARBAGE] * block_size for _ in range(num_blocks)]
         self.live: dict[str, Live] = {}
@@ -432,6 +447,17 @@ class CacheMachine(RuleBasedStateMachine):
         written = {content for block_id, content in whole.items() if block_id not in self.pending}
         # A copy that is not written yet keeps a content announced whose first copy was evicted in this step.
         assert written <= set(self.follower.contents.values()) <= set(whole.values())
+
+    @invariant()
+    def events_rebuild_the_index(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        assert self.replica.apply(self.manager.take_events())
+        expected = {}
+        for namespace, tokens in self.follower.contents.values():
+            *_, above, digest = (None, *chain_of(namespace, tokens, self.size))
+            expected[digest] = ReplicaBlock(above, tokens[-self.size :])
+        assert self.replica.blocks == expected
 
     @invariant()
     def own_slots_hold_own_prefix(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart.cache.blocks import BlockPool
+from headstart.cache.events import EventLog, KVEvent
 from headstart.cache.hash_index import HashIndex
 from headstart.cache.index import BlockCopy, Lease, Mark, Match, PartialBlock, PrefixIndex
 from headstart.cache.keys import CacheRequest
@@ -129,10 +130,14 @@ class KVCacheManager:
     freeing a request before its step committed, takes them back together with the grants that
     share them.  A lack of room is a value (None), never an exception, and changes nothing; misuse and
     broken laws raise ``CacheError``.  ``listeners`` are told of what becomes findable and what is evicted.
+    ``epoch`` is for events (see `EventLog`).
     """
 
-    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = (), *, epoch: int = 0) -> None:
         self.config = config
+        self._events = EventLog(config, epoch) if config.enable_kv_cache_events else None
+        if self._events is not None:
+            listeners = (*listeners, self._events)
         self._pool = BlockPool(config.num_blocks)
         make_index = HashIndex if config.index == "hash" else RadixIndex
         self._index: PrefixIndex = make_index(config, self._pool, listeners)
@@ -351,6 +356,10 @@ class KVCacheManager:
         self._index.clear()
         self._version += 1
         return True
+
+    def take_events(self) -> list[KVEvent]:
+        """What became findable or stopped being so since the last call; empty if events are off."""
+        return [] if self._events is None else self._events.take()
 
     # -- looking ---------------------------------------------------------------------------------
 

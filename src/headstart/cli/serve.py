@@ -18,7 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
-from headstart.config import DtypeName, EngineConfig, KernelsName, PrefixIndexName, SchedulingPolicy
+from headstart.config import (
+    DtypeName,
+    EngineConfig,
+    KernelsName,
+    KVEventsConfig,
+    PrefixIndexName,
+    SchedulingPolicy,
+)
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import HeadstartError
@@ -167,6 +174,17 @@ def serve(
             rich_help_panel=_STEPS,
         ),
     ] = None,
+    kv_events_config: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON",
+            help="Publish what the cache holds, for routers, in vLLM's form: a JSON object with "
+            "enable_kv_cache_events, endpoint, replay_endpoint, topic and others (docs/kv-events.md). "
+            "Whoever subscribes can read what was said, and salts.",
+            show_default="nothing is published",
+            rich_help_panel=_CACHE,
+        ),
+    ] = "{}",
     decision_log: Annotated[
         str | None,
         typer.Option(
@@ -218,6 +236,7 @@ def serve(
             max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
             decision_log=decision_log,
+            kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
         with bind(host, port) as sock:
             asyncio.run(_serve(config, sock, _load_text(model)))
@@ -275,6 +294,9 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together"
         + ("" if info.kv_capacity_tokens >= info.max_model_len else ", more than the KV memory holds"),
     }
+    if info.kv_events_endpoint is not None:
+        again = info.kv_events_replay_endpoint
+        rows["KV events"] = info.kv_events_endpoint + ("" if again is None else f", replayed at {again}")
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/]", escape(value))
