@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import select
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +25,11 @@ SUBSCRIBER = str(Path(__file__).parent / "subscriber.py")
 SIZE = 16
 Blocks = dict[int, tuple[int | None, list[int]]]
 Endpoints = tuple[str, str]
+
+
+@pytest.fixture(autouse=True)
+def unset_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
 
 
 @pytest.fixture
@@ -118,101 +123,82 @@ def assert_chains(blocks: Blocks) -> None:
         assert number_of(block_hash_chain(run, block_size=SIZE)[-1]) == number
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_a_follower_knows_what_is_cached(
-    index: str,
-    start_server: StartServer,
-    smollm2: ModelFiles,
-    endpoints: Endpoints,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+def check_predictions(server: Server, follower: Follower, endpoints: Endpoints, vocabulary: range) -> None:
+    """Prompts that share beginnings and evict each other: the events say before each what it will hit."""
     rng = random.Random(1)
-    family = [rng.choices(range(100, 40_000), k=50) for _ in range(3)]
-    prompts = [
-        rng.choice(family)[: rng.randint(1, 50)] + rng.choices(range(100, 40_000), k=30) for _ in range(12)
-    ]
-    options = ("--num-blocks", "24", "--prefix-index", index, *events_option(endpoints))
+    family = [rng.choices(vocabulary, k=50) for _ in range(3)]
+    prompts = [rng.choice(family)[: rng.randint(1, 50)] + rng.choices(vocabulary, k=30) for _ in range(7)]
+    hits = 0
+    for prompt in prompts + prompts[::-1]:
+        blocks = follower.blocks(last_batch(endpoints))
+        assert_chains(blocks)
+        expected = predicted(blocks, prompt)
+        assert ask(server, prompt, 3) // SIZE == expected
+        hits += expected
+    assert hits > 10
+    server.until_idle()
+    assert server.http.post("/reset_prefix_cache").status_code == 200  # the engine is idle
+    assert follower.blocks(last_batch(endpoints)) == {}
+
+
+def test_a_follower_knows_what_is_cached(
+    start_server: StartServer, smollm2: ModelFiles, endpoints: Endpoints
+) -> None:
+    options = ("--num-blocks", "24", "--prefix-index", "radix", *events_option(endpoints))
     with start_server(smollm2.name, *options) as server:
         assert "KV events" in server.banner
-        for prompt in prompts[:4]:
-            ask(server, prompt, 20)
-        with following(
-            SUBSCRIBER, *endpoints
-        ) as follower:  # late: what was before, it learns from the replay
-            assert (
-                follower.read(meanwhile=lambda: ask(server, rng.choices(range(100, 40_000), k=17)))
-                == "heard\n"
-            )
-            hits = 0
-            for prompt in prompts + prompts[::-1]:
-                server.until_idle()
-                blocks = follower.blocks(last_batch(endpoints))
-                assert_chains(blocks)
-                assert len(blocks) <= 24
-                expected = predicted(blocks, prompt)
-                assert ask(server, prompt, 3) // SIZE == expected
-                hits += expected
-            assert hits > 10
-            assert server.http.post("/reset_prefix_cache").status_code == 200  # the engine is idle
-            assert follower.blocks(last_batch(endpoints)) == {}
-        dropped = re.findall(
-            r"^headstart:kv_event_batches_dropped_total.* (.*)$",
-            server.http.get("/metrics").text,
-            re.MULTILINE,
-        )
-        assert dropped == ["0.0"]
+        ask(server, "what was computed before anybody listened")
+        with following(SUBSCRIBER, *endpoints) as follower:
+            assert follower.read(meanwhile=lambda: server.http.post("/reset_prefix_cache")) == "heard\n"
+            check_predictions(server, follower, endpoints, range(100, 40_000))
+        dropped = r"^headstart:kv_event_batches_dropped_total.* (.*)$"
+        assert re.findall(dropped, server.http.get("/metrics").text, re.MULTILINE) == ["0.0"]
         assert server.stop() == 0
 
 
-def test_a_follower_forgets_what_an_engine_took_with_it(
+def test_late_followers_learn_all_and_forget_what_an_engine_took_with_it(
     start_server: StartServer, long_tiny_dir: Path, endpoints: Endpoints
 ) -> None:
-    options = ("--dtype", "float32", "--num-blocks", "100", *events_option(endpoints))
-    prompt = list(range(3, 80))
-    with start_server(str(long_tiny_dir), *options) as server, following(SUBSCRIBER, *endpoints) as follower:
-        assert follower.read(meanwhile=lambda: ask(server, prompt, 40)) == "heard\n"
-        before = last_batch(endpoints)
-        assert predicted(follower.blocks(before), prompt) == 4
-        server.engine.kill()
-        wait_until(lambda: server.http.get("/health").status_code != 200)
-        wait_until(lambda: server.http.get("/health").status_code == 200)
-        other = list(range(103, 180))
-        ask(server, other)
-        number = last_batch(endpoints)
-        assert number > before
-        blocks = follower.blocks(number, meanwhile=lambda: ask(server, [5] * 17, 16))
-        assert predicted(blocks, prompt) == 0
-        assert predicted(blocks, other) == 4
-        assert_chains(blocks)
+    options = (
+        "--dtype",
+        "float32",
+        "--num-blocks",
+        "24",
+        "--prefix-index",
+        "hash",
+        *events_option(endpoints),
+    )
+    prompt, other = list(range(3, 80)), list(range(103, 180))
+    with start_server(str(long_tiny_dir), *options) as server:
+        ask(server, prompt)
+        with following("-c", example_of_the_page(endpoints)) as follower:
+            assert follower.read() == "4 blocks\n"
+            assert follower.read(meanwhile=lambda: server.http.post("/reset_prefix_cache")) == "0 blocks\n"
+        ask(server, prompt)
+        with following(SUBSCRIBER, *endpoints) as follower:
+            assert predicted(follower.blocks(last_batch(endpoints)), prompt) == 4
+            token = itertools.count(200)
+            assert follower.read(meanwhile=lambda: ask(server, [next(token)] * 17)) == "heard\n"
+            check_predictions(server, follower, endpoints, range(3, 300))
+            ask(server, prompt)
+            before = last_batch(endpoints)
+            assert predicted(follower.blocks(before), prompt) == 4
+            server.engine.kill()
+            wait_until(lambda: server.http.get("/health").status_code != 200)
+            wait_until(lambda: server.http.get("/health").status_code == 200)
+            ask(server, other)
+            number = last_batch(endpoints)
+            assert number > before
+            blocks = follower.blocks(number, meanwhile=lambda: ask(server, [next(token)] * 17))
+            assert predicted(blocks, prompt) == 0
+            assert predicted(blocks, other) == 4
+            assert_chains(blocks)
 
 
-def test_the_example_of_the_page_follows_a_server(
-    start_server: StartServer, long_tiny_dir: Path, endpoints: Endpoints
-) -> None:
+def example_of_the_page(endpoints: Endpoints) -> str:
     page = (Path(__file__).parents[2] / "docs/kv-events.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     for port, endpoint in zip((5557, 5558), endpoints, strict=True):
         assert f"tcp://127.0.0.1:{port}" in example
         example = example.replace(f"tcp://127.0.0.1:{port}", endpoint)
-    options = ("--dtype", "float32", "--num-blocks", "100", *events_option(endpoints))
-    with start_server(str(long_tiny_dir), *options) as server:
-        ask(server, list(range(3, 80)))
-        with following("-c", example) as follower:
-            assert follower.read() == "4 blocks\n"
-            number = iter(range(100, 500))
-            more = follower.read(meanwhile=lambda: ask(server, [next(number)] * 17))
-            assert int(more.split()[0]) > 4
-
-
-def test_an_endpoint_in_use_is_told_and_ends_the_server(long_tiny_dir: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{taken.getsockname()[1]}"}
-        command = [sys.executable, "-m", "headstart", "serve", str(long_tiny_dir), "--port", "0"]
-        done = subprocess.run(
-            [*command, "--kv-events-config", json.dumps(config)], capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 1
-    assert "kv_events_config: endpoint tcp://*:" in done.stderr
-    assert "Address already in use" in done.stderr
-    assert "Traceback" not in done.stderr
+    return str(example)
