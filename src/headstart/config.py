@@ -56,7 +56,7 @@ class CacheConfig:
     choice where freed blocks without a hash go: to the tail with the others (``reverse``, as in the
     published vLLM V1 design) or to the front, to be taken first (``unhashed_first``, as in vLLM 0.32).
     The radix index always does the latter.  With ``enable_kv_cache_events`` the manager keeps events, which
-    must be taken; ``kv_event_medium`` is what they call the memory that the blocks are in.
+    must be taken; ``kv_event_medium`` is what they call the pool (followers take "CPU" for a slower tier).
     """
 
     num_blocks: int

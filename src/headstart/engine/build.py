@@ -66,7 +66,6 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
     cache = replace(
         config.kv.cache(num_blocks),
         enable_kv_cache_events=config.kv_events_config.enable_kv_cache_events,
-        kv_event_medium="CPU" if on_host else "GPU",
     )
     manager, log = _manager(cache, config.decision_log, epoch)
     core = EngineCore(
