@@ -16,7 +16,7 @@ from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
 from headstart.cache.index import BlockCopy
 from headstart.config import PrefixIndexName, SchedulerConfig
 from headstart.engine.choices import choice_ids, of_choice
-from headstart.engine.core import EngineCore
+from headstart.engine.core import EngineCore, EventPublisher
 from headstart.engine.limits import Limits
 from headstart.engine.request import (
     PromptLogprob,
@@ -280,13 +280,15 @@ class FakeEngine(EngineCore):
         vocab_size: int = VOCAB_SIZE,
         index: PrefixIndexName = "radix",
         budget: int = 8,
+        publisher: EventPublisher | None = None,
     ) -> None:
         self.now = 0.0
         self.runner = FakeRunner(num_blocks, block_size, vocab_size=vocab_size)
-        self.manager = KVCacheManager(CacheConfig(num_blocks, block_size, index=index))
+        cache = CacheConfig(num_blocks, block_size, index=index, enable_kv_cache_events=publisher is not None)
+        self.manager = KVCacheManager(cache)
         scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=budget), self.manager)
         limits = Limits(max_model_len, vocab_size, num_blocks, block_size)
-        super().__init__(scheduler, self.runner, limits, clock=lambda: self.now)
+        super().__init__(scheduler, self.runner, limits, clock=lambda: self.now, publisher=publisher)
 
     def drain(self) -> list[RequestOutput]:
         """What is left to do, done; the cache's laws are checked after each step."""

@@ -11,6 +11,7 @@ from headstart.config import (
     EngineConfig,
     HashAlgorithm,
     KVConfig,
+    KVEventsConfig,
     ModelConfig,
     SchedulerConfig,
     is_cryptographic,
@@ -251,3 +252,60 @@ def test_a_far_miss_gets_the_list() -> None:
 def test_a_parts_own_check_speaks_through_flat_options() -> None:
     with pytest.raises(ConfigError, match="block_size must be a whole number of at least 1, not 0"):
         EngineConfig.from_options(block_size=0)
+
+
+def test_kv_events_are_configured_in_vllms_words() -> None:
+    text = '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv@pod@model", "buffer_steps": 5}'
+    config = KVEventsConfig.from_json(text)
+    assert config == KVEventsConfig(enable_kv_cache_events=True, topic="kv@pod@model", buffer_steps=5)
+    options = {"enable_kv_cache_events": True, "topic": "kv@pod@model", "buffer_steps": 5}
+    assert EngineConfig.from_options(kv_events_config=options).kv_events_config == config
+    assert EngineConfig.from_options(kv_events_config=config).kv_events_config == config
+    defaults = dataclasses.asdict(KVEventsConfig.from_json("{}"))
+    assert (defaults["endpoint"], defaults["replay_endpoint"]) == ("tcp://*:5557", None)
+    assert (defaults["buffer_steps"], defaults["hwm"], defaults["max_queue_size"]) == (
+        10_000,
+        100_000,
+        100_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "kv_events_config is not JSON: "),
+        ("", "kv_events_config is not JSON: "),
+        ("[1]", r"kv_events_config must be a JSON object, not \[1\]"),
+        ('{"endpont": "x"}', "kv_events_config: unknown option 'endpont'; did you mean 'endpoint'?"),
+        ('{"publisher": "kafka"}', "kv_events_config: publisher must be one of null, zmq, not 'kafka'"),
+        ('{"enable_kv_cache_events": "yes"}', "enable_kv_cache_events must be true or false, not 'yes'"),
+        ('{"endpoint": "tcp://*"}', r"endpoint must be like tcp://\*:5557 or ipc://.*, not 'tcp://\*'"),
+        ('{"endpoint": "tcp://*:65536"}', "endpoint must be like"),
+        ('{"endpoint": "tcp://*:0"}', "endpoint must be like"),
+        ('{"endpoint": "inproc://x"}', "endpoint must be like"),
+        ('{"endpoint": null}', "endpoint must be like"),
+        ('{"replay_endpoint": 5558}', "replay_endpoint must be like"),
+        ('{"replay_endpoint": "tcp://*:5557"}', "must differ; both are 'tcp://"),
+        ('{"buffer_steps": 0}', "buffer_steps must be a whole number of at least 1, not 0"),
+        ('{"hwm": true}', "hwm must be a whole number of at least 1, not True"),
+        ('{"max_queue_size": 1.5}', "max_queue_size must be a whole number"),
+        ('{"topic": 3}', "topic must be a text, not 3"),
+    ],
+)
+def test_nonsense_about_kv_events_is_refused_in_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        KVEventsConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://*:5557", "tcp://[::]:5557", "tcp://indexer.example:1", "ipc:///x", "tcp://127.0.0.1:*"],
+)
+def test_where_events_can_go(endpoint: str) -> None:
+    assert KVEventsConfig(endpoint=endpoint).endpoint == endpoint
+
+
+def test_events_of_a_cache_that_is_off_are_refused() -> None:
+    events = {"enable_kv_cache_events": True}
+    with pytest.raises(ConfigError, match="KV events tell what the prefix cache holds"):
+        EngineConfig.from_options(enable_prefix_caching=False, kv_events_config=events)

@@ -7,7 +7,10 @@ is only known later (the number of blocks that fit, say) travels in values of it
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -18,6 +21,7 @@ PolicyName = Literal["lru", "fifo", "lfu", "lrfu", "slru", "ttl", "cost"]
 FreeOrder = Literal["reverse", "unhashed_first"]
 HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+EventPublisherName = Literal["null", "zmq"]
 KernelsName = Literal["auto", "torch"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -82,6 +86,8 @@ class CacheConfig:
     ``evict_generated_first`` lets answers go before prompts.  At most ``max_pinned_share`` of the pool can be
     pinned.
     ``explain_misses`` keeps what reasons for misses take.
+    With ``enable_kv_cache_events`` the manager keeps events, which must be taken; ``kv_event_medium`` is what
+    they call the pool (followers take "CPU" for a slower tier).
     """
 
     num_blocks: int
@@ -99,6 +105,8 @@ class CacheConfig:
     evict_generated_first: bool = False
     max_pinned_share: float = 0.5
     explain_misses: bool = True
+    enable_kv_cache_events: bool = False
+    kv_event_medium: str = "GPU"
 
     def __post_init__(self) -> None:
         _positive("num_blocks", self.num_blocks)
@@ -231,6 +239,75 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KVEventsConfig:
+    """Whether and where KV events are published; names and defaults are those of vLLM's --kv-events-config.
+
+    ``endpoint`` is bound if it has a ``*`` or ``::`` or is a file (``ipc://``), and connected to otherwise;
+    ``replay_endpoint`` is bound.  The last ``buffer_steps`` batches are kept for replay.  ``max_queue_size``
+    batches may wait to be sent, and ``hwm`` for each subscriber; what is more is dropped, never waited for.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: EventPublisherName = "zmq"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        enable: object = self.enable_kv_cache_events  # JSON may bring anything
+        _require(isinstance(enable, bool), f"enable_kv_cache_events must be true or false, not {enable!r}")
+        _one_of("publisher", self.publisher, EventPublisherName)
+        _endpoint("endpoint", self.endpoint)
+        if self.replay_endpoint is not None:
+            _endpoint("replay_endpoint", self.replay_endpoint)
+            same = self.replay_endpoint == self.endpoint and not self.endpoint.endswith(":*")
+            _require(not same, f"endpoint and replay_endpoint must differ; both are {self.endpoint!r}")
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            _positive(name, getattr(self, name))
+        topic: object = self.topic
+        _require(isinstance(topic, str), f"topic must be a text, not {topic!r}")
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> KVEventsConfig:
+        """Raises ``ConfigError`` for an unknown name or a bad value."""
+        known = [item.name for item in fields(cls)]
+        for name in options:
+            _require(name in known, f"kv_events_config: {_unknown(name, known)}")
+        try:
+            return cls(**options)
+        except ConfigError as error:
+            raise ConfigError(f"kv_events_config: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> KVEventsConfig:
+        """From a JSON object.  Raises ``ConfigError`` for what is none, as well."""
+        try:
+            options = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"kv_events_config is not JSON: {error}") from error
+        _require(isinstance(options, dict), f"kv_events_config must be a JSON object, not {text}")
+        return cls.from_mapping(options)
+
+
+def _endpoint(name: str, value: object) -> None:
+    tcp = re.fullmatch(r"tcp://[^\s/]+:(\*|[0-9]{1,5})", value) if isinstance(value, str) else None
+    named = isinstance(value, str) and re.fullmatch(r"ipc://.+", value)
+    _require(
+        bool(named) or (tcp is not None and (tcp[1] == "*" or 1 <= int(tcp[1]) <= 65535)),
+        f"{name} must be like tcp://*:5557 or ipc:///run/kv-events, not {value!r}",
+    )
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    return f"unknown option {name!r}{hint}"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything one engine needs to start.
 
@@ -243,8 +320,13 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     seed: int = 0
     decision_log: str | None = None
+    kv_events_config: KVEventsConfig = field(default_factory=KVEventsConfig)
 
     def __post_init__(self) -> None:
+        _require(
+            self.kv.enable_prefix_caching or not self.kv_events_config.enable_kv_cache_events,
+            "KV events tell what the prefix cache holds: turn on enable_prefix_caching, or them off",
+        )
         _require(self.decision_log != "", "decision_log must name a file, not ''")
         _require(
             -(2**63) <= self.seed < 2**63, f"seed must be an integer of at most 64 bits, not {self.seed}"
@@ -254,7 +336,8 @@ class EngineConfig:
     def from_options(cls, **options: Any) -> EngineConfig:
         """Sort flat options (``block_size=16, dtype="float32"``) into their parts.
 
-        Raises ``ConfigError`` for an unknown name, with the nearest known one.
+        ``kv_events_config`` may be a mapping.  Raises ``ConfigError`` for an unknown name, with the nearest
+        known one.
         """
         parts: dict[str, tuple[type[Any], dict[str, Any]]] = {
             "model": (ModelConfig, {}),
@@ -263,11 +346,11 @@ class EngineConfig:
         }
         own: dict[str, Any] = {}
         owners = {item.name: chosen for kind, chosen in parts.values() for item in fields(kind)}
-        owners |= {"seed": own, "decision_log": own}
+        owners |= dict.fromkeys(("seed", "decision_log", "kv_events_config"), own)
         for name, value in options.items():
             if name not in owners:
-                near = difflib.get_close_matches(name, owners, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(owners))}"
-                raise ConfigError(f"unknown option {name!r}{hint}")
+                raise ConfigError(_unknown(name, owners))
             owners[name][name] = value
+        if isinstance(own.get("kv_events_config"), Mapping):
+            own["kv_events_config"] = KVEventsConfig.from_mapping(own["kv_events_config"])
         return cls(**{part: kind(**chosen) for part, (kind, chosen) in parts.items()}, **own)

@@ -11,6 +11,7 @@
     │   └── UnsupportedModelError    an architecture or tensor type we do not know
     ├── RequestError             a request that cannot be served as asked; the caller can fix it
     ├── LogError                 a decision log that cannot be read
+    ├── EventError               KV events that cannot be read
     ├── EngineError              the engine failed while serving
     │   └── EngineDeadError          its process is gone
     └── CacheError               a law of the cache is broken, or its door was misused
@@ -88,6 +89,10 @@ class RequestError(HeadstartError):
 
 class LogError(HeadstartError):
     """A decision log that cannot be read: no such log, another format, or damaged."""
+
+
+class EventError(HeadstartError):
+    """Bytes that are no batch of KV events."""
 
 
 class EngineError(HeadstartError):

@@ -72,6 +72,14 @@ def test_options_that_contradict_each_other() -> None:
     assert "not both" in result.stderr
 
 
+def test_a_bad_events_configuration_is_one_sentence() -> None:
+    result = invoke("no-such-model", "--kv-events-config", '{"endpont": "tcp://*:5557"}')
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "headstart serve: kv_events_config: unknown option 'endpont'; did you mean 'endpoint'?\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -96,7 +104,7 @@ def test_help_names_every_option() -> None:
         "--seed",
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
-        "--decision-log", "--prefix-caching-hash-algo",
+        "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
     ):  # fmt: skip
         assert option in text
 
@@ -138,6 +146,14 @@ def test_banner_says_what_is_served() -> None:
         "4,096 blocks of 16", "radix index", "lru eviction", "8,192 tokens",
     ):  # fmt: skip
         assert words in text
+
+
+def test_banner_says_where_events_are() -> None:
+    assert "KV events" not in banner()
+    info = replace(INFO, kv_events_endpoint="tcp://0.0.0.0:5557")
+    assert "KV events      tcp://0.0.0.0:5557 " in banner(info=info)
+    text = banner(info=replace(info, kv_events_replay_endpoint="tcp://0.0.0.0:5558"))
+    assert "tcp://0.0.0.0:5557, replayed at tcp://0.0.0.0:5558" in " ".join(text.split())
 
 
 def test_banner_says_where_tokens_go() -> None:

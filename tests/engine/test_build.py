@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+import zmq
 
+from headstart.cache.events import AllBlocksCleared, BlockStored
 from headstart.config import EngineConfig, KVConfig
 from headstart.engine.build import _num_blocks, build_engine
+from headstart.engine.event_wire import decode
 from headstart.engine.request import SamplingParams
 from headstart.errors import ConfigError, EngineError, ModelNotFoundError
 from headstart.lab.decisions.reader import LogReader
@@ -115,3 +120,57 @@ def test_a_place_for_no_decision_log_is_told_before_the_model_is_looked_for(tmp_
     config = EngineConfig.from_options(model="no-such-model", decision_log=str(tmp_path / "no" / "log"))
     with pytest.raises(ConfigError, match=r"decision_log cannot be .*: there is no directory"):
         build_engine(config)
+
+
+def test_an_engine_with_events_publishes_them_until_it_ends(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    path, started = tmp_path / "run.log", threading.active_count()
+    events = {
+        "enable_kv_cache_events": True,
+        "endpoint": "tcp://127.0.0.1:*",
+        "replay_endpoint": f"ipc://{tmp_path}/again",
+    }
+    config = EngineConfig.from_options(
+        model=str(tiny_llama_dir),
+        num_blocks=10,
+        kv_events_config=events,
+        decision_log=str(path),
+        device="cpu",
+    )
+    core, info = build_engine(config)
+    assert str(info.kv_events_endpoint).startswith("tcp://127.0.0.1:")
+    assert info.kv_events_replay_endpoint == f"ipc://{tmp_path}/again"
+    core.add_request("a", list(range(40)), SamplingParams(temperature=0.0, max_tokens=1))
+    core.step()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.RCVTIMEO, 60_000)
+    dealer.connect(info.kv_events_replay_endpoint)
+    dealer.send_multipart([b"", bytes(8)])
+    batches = [dealer.recv_multipart()[1:] for _ in range(3)]
+    context.destroy(linger=0)
+    (first, cleared), (second, payload), _ = batches
+    assert (
+        int.from_bytes(second, "big") == int.from_bytes(first, "big") + 1 > 10**15
+    )  # microseconds since 1970
+    assert decode(cleared).events == [AllBlocksCleared()]
+    (event,) = decode(payload).events
+    assert isinstance(event, BlockStored)
+    assert (event.token_ids, event.medium) == (tuple(range(32)), "GPU")  # the pool, wherever it is
+    del core
+    assert threading.active_count() == started
+    with path.open("rb") as file:
+        reader = LogReader(file, path.name)
+        assert reader.header.cache.enable_kv_cache_events
+        assert replay(reader).agrees
+
+
+def test_an_engine_that_cannot_be_built_leaves_no_socket(tmp_path: Path) -> None:
+    started = threading.active_count()
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/pub"}
+    with pytest.raises(ModelNotFoundError):
+        build_engine(EngineConfig.from_options(model="nowhere", kv_events_config=events))
+    assert threading.active_count() == started
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        events["endpoint"] = f"tcp://*:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"endpoint tcp://.* cannot be used: Address already in use"):
+            build_engine(EngineConfig.from_options(model="nowhere", kv_events_config=events))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import pytest
 
+from headstart.cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from headstart.engine.messages import EngineStats
 from headstart.engine.request import RequestOutput, SamplingParams
 from headstart.errors import RequestError
@@ -188,3 +190,58 @@ def test_time_comes_from_the_clock() -> None:
     add(engine, "a", A[:4])
     (request,) = engine.scheduler.waiting
     assert request.arrival_time == 7.5
+
+
+class Publisher:
+    """An `EventPublisher` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.num_dropped = 0
+        self.batches: list[list[KVEvent]] = []
+
+    def publish(self, events: Sequence[KVEvent]) -> None:
+        self.batches.append(list(events))
+
+
+def test_what_a_step_stored_is_published_before_its_outputs_are_out() -> None:
+    publisher = Publisher()
+    engine = FakeEngine(publisher=publisher)
+    add(engine, "a", A[:10], 3)
+    engine.step()
+    ((event,),) = publisher.batches
+    assert isinstance(event, BlockStored)
+    assert event.token_ids == tuple(A[:8])
+    engine.drain()
+    assert [event.token_ids for (event,) in publisher.batches[1:] if isinstance(event, BlockStored)] == [
+        (*A[8:10], *answer(A[:10], 2))
+    ]
+
+
+def test_an_idle_engine_publishes_a_reset() -> None:
+    publisher = Publisher()
+    engine = FakeEngine(publisher=publisher)
+    add(engine, "a", A[:10])
+    engine.drain()
+    assert engine.reset_prefix_cache()
+    assert isinstance(publisher.batches[-1][0], AllBlocksCleared)
+
+
+def test_a_broken_step_publishes_what_it_evicted_and_nothing_that_it_wrote() -> None:
+    publisher = Publisher()
+    engine = FakeEngine(num_blocks=3, publisher=publisher)
+    add(engine, "a", A[:8])
+    engine.drain()
+    publisher.batches.clear()
+    engine.runner.run = lambda plan: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    add(engine, "b", B[:8])
+    engine.drain()
+    (events,) = publisher.batches
+    assert events
+    assert all(isinstance(event, BlockRemoved) for event in events)
+
+
+def test_batches_that_were_dropped_are_counted() -> None:
+    publisher = Publisher()
+    publisher.num_dropped = 7
+    assert FakeEngine(publisher=publisher).stats().kv_event_batches_dropped == 7
+    assert FakeEngine().stats().kv_event_batches_dropped == 0

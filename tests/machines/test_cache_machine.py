@@ -13,6 +13,7 @@ Of eviction it knows no policy's order, but what every policy owes: the victims 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -29,11 +30,33 @@ from hypothesis.stateful import (
 )
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
+from headstart.cache.events import EventReplica, ReplicaBlock
+from headstart.cache.hashing import block_hash_chain
 from headstart.config import PolicyName, PrefixIndexName
 from tests.cache.follower import Follower, Prefix, Symbol, symbols, units
 
 IMAGES = {2: "cafe" * 4, 3: "beef" * 4}  # by their number of tokens
 ROWS = [b"aabbccdd", b"aabbccee", b"xxbbccdd"]  # four of two bytes
+
+
+class DigestFollower(Follower):
+    """Knows as well what events should say of each content that it was told of."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self.blocks: dict[Prefix, tuple[bytes, ReplicaBlock]] = {}
+
+    def stored(self, request: CacheRequest, start: int, block_ids: Sequence[int], after: int | None) -> None:
+        super().stored(request, start, block_ids, after)
+        size, stop = self._block_size, start + len(block_ids)
+        tokens = request.token_ids(0, stop * size)
+        extra = request.all_extra_keys(0, stop, size)
+        chain = [None, *block_hash_chain(tokens, block_size=size, extra_keys=extra)]
+        for index, block_id in enumerate(block_ids, start):
+            told = ReplicaBlock(chain[index], tuple(tokens[index * size : (index + 1) * size]))
+            self.blocks[self.contents[block_id]] = chain[index + 1], told
+
+
 GARBAGE = "never written"
 EXAMPLES = int(os.environ.get("HEADSTART_FUZZ_EXAMPLES", "150"))
 
@@ -74,11 +97,12 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def make(self, num_blocks: int, block_size: int, generated_first: bool, share: float) -> None:
         self.size = block_size
-        self.follower = Follower(block_size)
+        self.follower = DigestFollower(block_size)
         self.manager = KVCacheManager(
             CacheConfig(
                 num_blocks=num_blocks,
                 block_size=block_size,
+                enable_kv_cache_events=True,
                 evict_generated_first=generated_first,
                 max_pinned_share=share,
                 ttl_seconds=5.0,
@@ -88,6 +112,7 @@ class CacheMachine(RuleBasedStateMachine):
             ),
             listeners=[self.follower],
         )
+        self.replica = EventReplica()
         self.num_blocks = num_blocks
         self.slots: list[list[object]] = [[GARBAGE] * block_size for _ in range(num_blocks)]
         self.live: dict[str, Live] = {}
@@ -577,6 +602,13 @@ class CacheMachine(RuleBasedStateMachine):
         written = {content for block_id, content in whole.items() if block_id not in self.pending}
         # A copy that is not written yet keeps a content announced whose first copy was evicted in this step.
         assert written <= set(self.follower.contents.values()) <= set(whole.values())
+
+    @invariant()
+    def events_rebuild_the_index(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        assert self.replica.apply(self.manager.take_events())
+        assert self.replica.blocks == dict(self.follower.blocks[c] for c in self.follower.contents.values())
 
     @invariant()
     def own_slots_hold_own_prefix(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
+from headstart.cache.events import EventLog, KVEvent
 from headstart.cache.hash_index import HashIndex
 from headstart.cache.index import BlockCopy, Lease, Mark, Match, PartialBlock, PrefixIndex
 from headstart.cache.keys import CacheRequest
@@ -140,13 +141,14 @@ class KVCacheManager:
     freeing a request before its step committed, takes them back together with the grants that
     share them.  A lack of room is a value (None), never an exception, and changes nothing; misuse and
     broken laws raise ``CacheError``.  ``listeners`` are told of what becomes findable and what is evicted.
+    ``epoch`` is for events (see `EventLog`).
     """
 
-    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = (), *, epoch: int = 0) -> None:
         self.config = config
         self._misses = MissLog(config) if config.explain_misses else None
-        if self._misses is not None:
-            listeners = (*listeners, self._misses)
+        self._events = EventLog(config, epoch) if config.enable_kv_cache_events else None
+        listeners = (*listeners, *(one for one in (self._misses, self._events) if one is not None))
         make_index = HashIndex if config.index == "hash" else RadixIndex
         self._index: PrefixIndex = make_index(config, listeners)
         self._holdings: dict[str, _Holding] = {}
@@ -450,6 +452,12 @@ class KVCacheManager:
         """Missed prompt tokens by reason, where there are any, of all requests explained since the start."""
         tokens = {} if self._misses is None else self._misses.tokens
         return {reason: count for reason, count in tokens.items() if count}
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def take_events(self) -> list[KVEvent]:
+        """What became findable or stopped being so since the last call; empty if events are off."""
+        return [] if self._events is None else self._events.take()
 
     # -- looking ---------------------------------------------------------------------------------
 

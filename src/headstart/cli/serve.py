@@ -23,6 +23,7 @@ from headstart.config import (
     EngineConfig,
     HashAlgorithm,
     KernelsName,
+    KVEventsConfig,
     PolicyName,
     PrefixIndexName,
     SchedulingPolicy,
@@ -225,6 +226,17 @@ def serve(
             rich_help_panel=_STEPS,
         ),
     ] = None,
+    kv_events_config: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON",
+            help="Publish what the cache holds, for routers, in vLLM's form: a JSON object with "
+            "enable_kv_cache_events, endpoint, replay_endpoint, topic and others (docs/kv-events.md). "
+            "Whoever subscribes can read what was said, and salts.",
+            show_default="nothing is published",
+            rich_help_panel=_CACHE,
+        ),
+    ] = "{}",
     decision_log: Annotated[
         str | None,
         typer.Option(
@@ -283,6 +295,7 @@ def serve(
             max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
             decision_log=decision_log,
+            kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
         with bind(host, port) as sock:
             asyncio.run(_serve(config, sock, _load_text(model)))
@@ -340,6 +353,9 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together"
         + ("" if info.kv_capacity_tokens >= info.max_model_len else ", more than the KV memory holds"),
     }
+    if info.kv_events_endpoint is not None:
+        again = info.kv_events_replay_endpoint
+        rows["KV events"] = info.kv_events_endpoint + ("" if again is None else f", replayed at {again}")
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/]", escape(value))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 from headstart.cache import KVCacheManager
 from headstart.config import CacheConfig, EngineConfig, KVConfig
 from headstart.engine.core import EngineCore
 from headstart.engine.decision_log import DecisionLog, check_place, open_decision_log
+from headstart.engine.event_publisher import ZmqPublisher, open_publisher
 from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineInfo
 from headstart.engine.recording import RecordingManager, steps_between_digests
@@ -34,6 +37,18 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
 
     Raises ``ModelError``, ``ConfigError`` or ``EngineError`` (no memory).
     """
+    # In microseconds: no engine steps so often, so its batches are numbered above all that came before.
+    epoch = time.time_ns() // 1000
+    publisher = open_publisher(config.kv_events_config, epoch)
+    try:
+        return _build(config, epoch, publisher)
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
+
+
+def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> tuple[EngineCore, EngineInfo]:
     if config.decision_log is not None:
         check_place(Path(config.decision_log))
     files = resolve(config.model.model)
@@ -48,7 +63,11 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     num_blocks = _num_blocks(config.kv, bytes_per_token, free_memory(device), on_host=on_host)
     pool = KVPool(spec, num_blocks=num_blocks, block_size=config.kv.block_size, dtype=dtype, device=device)
     attention = (fused_attention(pool, spec.num_heads) if native else None) or SdpaAttention()
-    manager, log = _manager(config.kv.cache(num_blocks), config.decision_log)
+    cache = replace(
+        config.kv.cache(num_blocks),
+        enable_kv_cache_events=config.kv_events_config.enable_kv_cache_events,
+    )
+    manager, log = _manager(cache, config.decision_log, epoch)
     core = EngineCore(
         Scheduler(config.scheduler, manager),
         Runner(model, pool, attention, Sampler(config.seed)),
@@ -59,7 +78,10 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
             config.kv.block_size,
             priorities=config.scheduler.scheduling_policy == "priority",
         ),
+        publisher=publisher,
     )
+    if publisher is not None:
+        weakref.finalize(core, publisher.close)
     if isinstance(manager, RecordingManager):
         weakref.finalize(core, manager.close)  # however the engine ends, but for a kill, its log gets an end
     budget = config.scheduler.max_num_batched_tokens
@@ -83,15 +105,17 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         scheduling_policy=config.scheduler.scheduling_policy,
         max_queued_requests=config.scheduler.max_queued_requests,
         decision_log=str(log.path.absolute()) if log is not None and log.is_open else None,
+        kv_events_endpoint=None if publisher is None else publisher.endpoint,
+        kv_events_replay_endpoint=None if publisher is None else publisher.replay_endpoint,
     )
     return core, info
 
 
-def _manager(cache: CacheConfig, path: str | None) -> tuple[KVCacheManager, DecisionLog | None]:
+def _manager(cache: CacheConfig, path: str | None, epoch: int) -> tuple[KVCacheManager, DecisionLog | None]:
     if path is None:
-        return KVCacheManager(cache), None
+        return KVCacheManager(cache, epoch=epoch), None
     log = open_decision_log(Path(path), cache)
-    return RecordingManager(cache, log, steps_between_digests(cache.num_blocks)), log
+    return RecordingManager(cache, log, steps_between_digests(cache.num_blocks), epoch=epoch), log
 
 
 def _context_length(config: EngineConfig, spec: ModelSpec) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headstart.cache import CacheRequest, MissReport, Namespace
+from headstart.cache.events import KVEvent
 from headstart.engine.choices import choice_ids, of_choice
 from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineStats
@@ -32,6 +33,17 @@ class Runner(Protocol):
         ...
 
 
+class EventPublisher(Protocol):
+    """Whoever takes the cache's events out of the process."""
+
+    num_dropped: int
+    """Batches that nobody will get."""
+
+    def publish(self, events: Sequence[KVEvent]) -> None:
+        """Tell of one batch, without waiting."""
+        ...
+
+
 class EngineCore:
     """Requests in, tokens out, one step at a time.  Single-threaded: nothing happens during a step."""
 
@@ -41,11 +53,13 @@ class EngineCore:
         runner: Runner,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
+        publisher: EventPublisher | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits
         self._runner = runner
         self._clock = clock
+        self._publisher = publisher
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
@@ -84,7 +98,9 @@ class EngineCore:
 
     def abort(self, request_id: str) -> bool:
         """Forget a request; its blocks are free before the next step.  False if it is not here."""
-        return self.scheduler.abort(request_id)
+        found = self.scheduler.abort(request_id)
+        self._tell_events()
+        return found
 
     @property
     def has_work(self) -> bool:
@@ -96,6 +112,12 @@ class EngineCore:
 
         ``planned`` is called between plan and run, when `stats` says what the step is about.
         """
+        try:
+            return self._step(planned)
+        finally:
+            self._tell_events()  # before anybody hears of the outputs
+
+    def _step(self, planned: Callable[[], None] | None) -> list[RequestOutput]:
         started = self._clock()
         plan = self.scheduler.plan(started)
         if planned is not None:
@@ -126,7 +148,14 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False (and nothing changed) while blocks are in use."""
-        return self.scheduler.manager.reset_prefix_cache()
+        done = self.scheduler.manager.reset_prefix_cache()
+        self._tell_events()
+        return done
+
+    def _tell_events(self) -> None:
+        events = self.scheduler.manager.take_events()
+        if events and self._publisher is not None:
+            self._publisher.publish(events)
 
     def stats(self) -> EngineStats:
         """Gauges as of now, counters since the start."""
@@ -141,6 +170,7 @@ class EngineCore:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             miss_tokens=manager.miss_tokens,
+            kv_event_batches_dropped=0 if self._publisher is None else self._publisher.num_dropped,
         )
 
 

@@ -65,6 +65,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     scheduling_policy: str = "fcfs"
     max_queued_requests: int | None = None
     decision_log: str | None = None  # the file's absolute name
+    kv_events_endpoint: str | None = None
+    kv_events_replay_endpoint: str | None = None
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -91,6 +93,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     miss_tokens: dict[MissReason, int] = {}
+    kv_event_batches_dropped: int = 0
 
     def after(self, earlier: EngineStats) -> EngineStats:
         """These gauges, with the counters of an engine that went before added to these."""
@@ -108,6 +111,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 _COUNTERS = (
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens"),
+    "kv_event_batches_dropped",
 )
 
 

@@ -1,6 +1,7 @@
 """A `KVCacheManager` that tells a sink of every call on it and of what came out.
 
-It decides nothing: whoever drives it cannot tell it from the plain one.
+It decides nothing: whoever drives it cannot tell it from the plain one.  Taking events decides nothing
+either, so it is not recorded.
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ class RecordingManager(KVCacheManager):
     ``digest_every`` steps (None: never) and by `close`.
     """
 
-    def __init__(self, config: CacheConfig, sink: Sink, digest_every: int | None = None) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: CacheConfig, sink: Sink, digest_every: int | None = None, *, epoch: int = 0
+    ) -> None:
+        super().__init__(config, epoch=epoch)
         self._sink = sink
         self._digest_every = digest_every
         self._salt_key = secrets.token_bytes(16)  # never written, so that no salt can be guessed from a log

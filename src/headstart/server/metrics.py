@@ -49,6 +49,11 @@ COUNTERS = (
     ("vllm:num_preemptions", "Requests put back to make room for others.", "num_preemptions"),
     ("vllm:prompt_tokens", "Prompt tokens of admitted requests, cached ones included.", "prompt_tokens"),
     ("vllm:generation_tokens", "Tokens generated.", "generation_tokens"),
+    (
+        "headstart:kv_event_batches_dropped",
+        "Batches of KV events that found the publisher's queue full.",
+        "kv_event_batches_dropped",
+    ),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -110,7 +110,8 @@ class Replay:
 
     def __init__(self, cache: CacheConfig) -> None:
         self._last = _Last()
-        self._manager = RecordingManager(cache, self._last)
+        silent = replace(cache, enable_kv_cache_events=False)  # nobody would take them
+        self._manager = RecordingManager(silent, self._last)
         self._requests: dict[int, CacheRequest] = {}
         self._hits: dict[int, PrefixHit] = {}
         self._num_requests = self._num_steps = self._num_calls = self._num_digests = 0
