@@ -97,7 +97,8 @@ class KVConfig:
     """How much KV memory there is, and which index remembers what is in it.
 
     At most one of ``kv_cache_memory_bytes`` and ``num_blocks``; neither means a share of the memory
-    that is free when the engine starts.
+    that is free when the engine starts.  ``estimate_hit_rates`` watches a sample of blocks for what other
+    capacities would hit (with LRU alone).
     """
 
     kv_cache_memory_bytes: int | None = None
@@ -106,6 +107,7 @@ class KVConfig:
     prefix_index: PrefixIndexName = "radix"
     eviction_policy: PolicyName = "lru"
     enable_prefix_caching: bool = True
+    estimate_hit_rates: bool = True
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory_bytes is not None:

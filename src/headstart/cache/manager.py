@@ -16,6 +16,7 @@ from headstart.cache.index import BlockCopy, Lease, Mark, Match, PartialBlock, P
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Listener
 from headstart.cache.radix_index import RadixIndex
+from headstart.cache.whatif import WhatIf
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -128,13 +129,19 @@ class KVCacheManager:
     their K and V are written.  Other requests of the same step may share them; `rollback_step`, or
     freeing a request before its step committed, takes them back together with the grants that
     share them.  A lack of room is a value (None), never an exception, and changes nothing; misuse and
-    broken laws raise ``CacheError``.  ``listeners`` are told of what becomes findable and what is evicted.
+    broken laws raise ``CacheError``.  ``listeners`` are told of what becomes findable and what is evicted,
+    ``what_if`` of that and of what requests do with it.
     """
 
-    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(
+        self, config: CacheConfig, listeners: Sequence[Listener] = (), *, what_if: WhatIf | None = None
+    ) -> None:
         self.config = config
         self._pool = BlockPool(config.num_blocks)
         make_index = HashIndex if config.index == "hash" else RadixIndex
+        self._what_if = what_if
+        if what_if is not None:
+            listeners = (*listeners, what_if)
         self._index: PrefixIndex = make_index(config, self._pool, listeners)
         self._holdings: dict[str, _Holding] = {}
         self._step: dict[str, _Grant] = {}  # in the order of the step's first grants
@@ -283,7 +290,18 @@ class KVCacheManager:
             request.num_committed = max(request.num_committed, holding.num_computed)
             if grant.replaced is not None:
                 self._index.drop(grant.replaced[1])
+            self._tell_what_if(holding, grant)
         self._end_step()
+
+    def _tell_what_if(self, holding: _Holding, grant: _Grant) -> None:
+        if self._what_if is None:
+            return
+        request, hit = holding.lease.request, grant.mark.num_blocks
+        if grant.admitted:
+            last = holding.lease.block_ids[hit - 1] if hit else None
+            counted = grant.counted if request.num_admissions == 1 else None
+            self._what_if.admitted(request, last, counted)
+        self._what_if.computed(request)
 
     def rollback_step(self) -> tuple[str, ...]:
         """Nothing of this step was written: take back every grant.
@@ -341,6 +359,8 @@ class KVCacheManager:
         holding = self._holdings.pop(request_id, None)
         if holding is not None:
             self._index.release(holding.lease, holding.num_computed)
+            if self._what_if is not None:
+                self._what_if.freed(request)
         self._version += 1
         return tuple(withdrawn[1:])
 
@@ -379,6 +399,11 @@ class KVCacheManager:
     def stats(self) -> CacheStats:
         """What was asked and hit since the start."""
         return self._stats
+
+    @property
+    def hit_rate_estimates(self) -> dict[str, float]:
+        """The token hit rate at "0.5x", "1x" … the capacity, as `WhatIf.rates`; empty if none watches."""
+        return {} if self._what_if is None else self._what_if.rates()
 
     @property
     def num_evicted_blocks(self) -> int:

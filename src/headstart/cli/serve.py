@@ -139,6 +139,14 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = True,
+    estimate_hit_rates: Annotated[
+        bool,
+        typer.Option(
+            help="Estimate in /metrics what half, twice and four times the KV memory would hit.",
+            show_default="on",
+            rich_help_panel=_CACHE,
+        ),
+    ] = True,
     max_num_batched_tokens: Annotated[
         str,
         typer.Option(
@@ -213,6 +221,7 @@ def serve(
             block_size=block_size,
             prefix_index=prefix_index,
             enable_prefix_caching=enable_prefix_caching,
+            estimate_hit_rates=estimate_hit_rates,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,

@@ -6,7 +6,8 @@ import weakref
 from pathlib import Path
 
 from headstart.cache import KVCacheManager
-from headstart.config import CacheConfig, EngineConfig, KVConfig
+from headstart.cache.whatif import WhatIf
+from headstart.config import EngineConfig, KVConfig
 from headstart.engine.core import EngineCore
 from headstart.engine.decision_log import DecisionLog, check_place, open_decision_log
 from headstart.engine.limits import Limits
@@ -48,7 +49,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     num_blocks = _num_blocks(config.kv, bytes_per_token, free_memory(device), on_host=on_host)
     pool = KVPool(spec, num_blocks=num_blocks, block_size=config.kv.block_size, dtype=dtype, device=device)
     attention = (fused_attention(pool, spec.num_heads) if native else None) or SdpaAttention()
-    manager, log = _manager(config.kv.cache(num_blocks), config.decision_log)
+    manager, log = _manager(config.kv, num_blocks, config.decision_log)
     core = EngineCore(
         Scheduler(config.scheduler, manager),
         Runner(model, pool, attention, Sampler(config.seed)),
@@ -87,11 +88,14 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     return core, info
 
 
-def _manager(cache: CacheConfig, path: str | None) -> tuple[KVCacheManager, DecisionLog | None]:
+def _manager(kv: KVConfig, num_blocks: int, path: str | None) -> tuple[KVCacheManager, DecisionLog | None]:
+    cache = kv.cache(num_blocks)
+    watched = kv.estimate_hit_rates and kv.enable_prefix_caching and kv.eviction_policy == "lru"
+    what_if = WhatIf(num_blocks, kv.block_size) if watched else None
     if path is None:
-        return KVCacheManager(cache), None
+        return KVCacheManager(cache, what_if=what_if), None
     log = open_decision_log(Path(path), cache)
-    return RecordingManager(cache, log, steps_between_digests(cache.num_blocks)), log
+    return RecordingManager(cache, log, steps_between_digests(num_blocks), what_if=what_if), log
 
 
 def _context_length(config: EngineConfig, spec: ModelSpec) -> int:

@@ -132,6 +132,7 @@ class EngineCore:
             num_preemptions=self.scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            hit_rate_estimates=manager.hit_rate_estimates,
         )
 
 

@@ -72,7 +72,10 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """Gauges as of now, and counters since the engine started.  Token counts unless said."""
+    """Gauges as of now, and counters since the engine started.  Token counts unless said.
+
+    ``hit_rate_estimates`` are those of `KVCacheManager`: by multiples of the capacity, empty without any.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -82,6 +85,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    hit_rate_estimates: dict[str, float] = {}
 
     def after(self, earlier: EngineStats) -> EngineStats:
         """These gauges, with the counters of an engine that went before added to these."""

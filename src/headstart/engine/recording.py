@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 from weakref import ref
 
 from headstart.cache import Allocation, CacheConfig, CacheRequest, KVCacheManager, PrefixHit
+from headstart.cache.whatif import WhatIf
 from headstart.engine.decisions import (
     Allocate,
     BeginStep,
@@ -60,8 +61,15 @@ class RecordingManager(KVCacheManager):
     ``digest_every`` steps (None: never) and by `close`.
     """
 
-    def __init__(self, config: CacheConfig, sink: Sink, digest_every: int | None = None) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: CacheConfig,
+        sink: Sink,
+        digest_every: int | None = None,
+        *,
+        what_if: WhatIf | None = None,
+    ) -> None:
+        super().__init__(config, what_if=what_if)
         self._sink = sink
         self._digest_every = digest_every
         self._salt_key = secrets.token_bytes(16)  # never written, so that no salt can be guessed from a log

@@ -44,6 +44,10 @@ COUNTERS = (
     ("vllm:prompt_tokens", "Prompt tokens of admitted requests, cached ones included.", "prompt_tokens"),
     ("vllm:generation_tokens", "Tokens generated.", "generation_tokens"),
 )
+HIT_RATE_ESTIMATE = (
+    "headstart:prefix_cache_hit_rate_estimate",
+    "Token hit rate at multiples of the KV capacity, over about 1,000 requests; 1x is measured.",
+)
 
 
 class EngineCollector(Collector):
@@ -64,6 +68,11 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, getattr(stats, attribute))
             yield counter
+        if stats.hit_rate_estimates:
+            estimates = GaugeMetricFamily(*HIT_RATE_ESTIMATE, labels=[*LABELS, "capacity"])
+            for capacity, rate in stats.hit_rate_estimates.items():
+                estimates.add_metric([*self._labels, capacity], rate)
+            yield estimates
         info = self._client.info
         config = {
             "block_size": str(info.block_size),
