@@ -28,7 +28,7 @@ def test_the_contracts_of_pyproject_are_kept() -> None:
     assert "0 broken" in done.stdout
 
 
-def test_the_cache_core_needs_the_standard_library_and_sortedcontainers_only() -> None:
+def test_the_cache_core_needs_the_standard_library_and_two_small_packages_only() -> None:
     graph = grimp.build_graph(
         "headstart",
         include_external_packages=True,
@@ -40,7 +40,7 @@ def test_the_cache_core_needs_the_standard_library_and_sortedcontainers_only() -
     ours = {"headstart.config", "headstart.errors"}
     assert {name for name in imported if name.startswith("headstart")} <= ours
     libraries = {name.split(".")[0] for name in imported if not name.startswith("headstart")}
-    assert libraries - sys.stdlib_module_names == {"sortedcontainers"}
+    assert libraries - sys.stdlib_module_names == {"sortedcontainers", "xxhash"}
     # no clock, no chance, no I/O: same calls, same decisions
     assert not libraries & {"time", "datetime", "random", "secrets", "uuid", "socket", "pathlib", "threading"}
 

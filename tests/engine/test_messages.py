@@ -81,6 +81,7 @@ def test_what_the_front_says_arrives(message: ToEngine) -> None:
         INFO,
         StepOutputs(OUTPUTS, EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7)),
         StepOutputs((), EngineStats()),
+        StepOutputs((), EngineStats(hit_rate_estimates={"0.5x": 0.25, "1x": 0.5})),
         ResetDone(7, True),
         StartFailed("a sentence"),
         StartFailed("a sentence", "ConfigError"),
