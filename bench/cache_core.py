@@ -7,6 +7,7 @@ collector stays on.  The goal: at most 0.3 ms for 131,072 tokens from a buffer w
 
     python bench/cache_core.py            # print the table
     python bench/cache_core.py --write    # and put it into docs/benchmarks.md and bench/results/
+    python bench/cache_core.py --estimate-hit-rates    # with the estimates that a server makes on the side
 
 Exits with 1 if the goal is missed.
 """
@@ -30,6 +31,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
+from headstart.cache.whatif import WhatIf
 from headstart.config import PrefixIndexName
 from headstart.lab.load.machine import describe_machine
 from headstart.lab.load.publish import publish
@@ -75,10 +77,12 @@ def one_pass(manager: KVCacheManager, name: str, tokens: list[int] | bytes) -> t
     return [end - start for start, end in pairwise(times)], hit.num_tokens
 
 
-def figure(index: PrefixIndexName, source: str, length: int, repeats: int) -> Figure:
+def figure(index: PrefixIndexName, source: str, length: int, repeats: int, *, watched: bool) -> Figure:
     """Measure one kind of prompt with a manager of its own."""
     draw = random.Random(0)
-    manager = KVCacheManager(CacheConfig(num_blocks=100_000, block_size=16, index=index))
+    what_if = WhatIf(100_000, 16) if watched else None
+    config = CacheConfig(num_blocks=100_000, block_size=16, index=index, explain_misses=False)
+    manager = KVCacheManager(config, what_if=what_if)
     base = [draw.randrange(50_000) for _ in range(length)]
     passes = []
     for repeat in range(repeats + 3):
@@ -98,7 +102,7 @@ def figure(index: PrefixIndexName, source: str, length: int, repeats: int) -> Fi
     )
 
 
-def figures(repeats: int, progress: Progress) -> Iterator[Figure]:
+def figures(repeats: int, progress: Progress, *, watched: bool) -> Iterator[Figure]:
     """All kinds of prompts."""
     kinds = [
         (index, source, length)
@@ -107,7 +111,7 @@ def figures(repeats: int, progress: Progress) -> Iterator[Figure]:
         for length in LENGTHS
     ]
     for index, source, length in progress.track(kinds, description="cache core"):
-        yield figure(index, source, length, repeats)
+        yield figure(index, source, length, repeats, watched=watched)
 
 
 def markdown(found: Sequence[Figure], repeats: int, date: datetime) -> str:
@@ -132,11 +136,14 @@ def markdown(found: Sequence[Figure], repeats: int, date: datetime) -> str:
 def main(
     write: Annotated[bool, typer.Option("--write", help="Write the figures into the documents.")] = False,
     repeats: Annotated[int, typer.Option(help="How often to measure each kind of prompt.", min=20)] = 50,
+    estimate_hit_rates: Annotated[
+        bool, typer.Option("--estimate-hit-rates", help="Let `WhatIf` watch, as in a server.")
+    ] = False,
 ) -> None:
     """Measure the cache core."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        found = list(figures(repeats, progress))
+        found = list(figures(repeats, progress, watched=estimate_hit_rates))
     date = datetime.now(UTC)
     text = markdown(found, repeats, date)
     longest = next(

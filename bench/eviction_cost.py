@@ -54,7 +54,8 @@ class Turnover:
     """A full pool, and an endless supply of prompts that it has never seen."""
 
     def __init__(self, num_blocks: int, index: PrefixIndexName, policy: PolicyName) -> None:
-        self._manager = KVCacheManager(CacheConfig(num_blocks, BLOCK_SIZE, index=index, policy=policy))
+        config = CacheConfig(num_blocks, BLOCK_SIZE, index=index, policy=policy, explain_misses=False)
+        self._manager = KVCacheManager(config)
         self._count = 0
         for number in range(num_blocks // PROMPT_BLOCKS + 100):
             request = self._new()

@@ -15,9 +15,8 @@ class Headstart:
     """Everything that a step of the engine asks of the cache."""
 
     def __init__(self, index: str, num_blocks: int, block_size: int) -> None:
-        self._manager = KVCacheManager(
-            CacheConfig(num_blocks=num_blocks, block_size=block_size, index=index)  # type: ignore[arg-type]
-        )
+        config = CacheConfig(num_blocks, block_size, index, explain_misses=False)  # type: ignore[arg-type]
+        self._manager = KVCacheManager(config)
         self.num_tokens = num_blocks * block_size
         self.sources: dict[str, Callable[[list[int]], list[int] | array[int]]] = {
             "list": list,

@@ -148,7 +148,8 @@ class KVConfig:
     """How much KV memory there is, and which index remembers what is in it.
 
     At most one of ``kv_cache_memory_bytes`` and ``num_blocks``; neither means a share of the memory
-    that is free when the engine starts.  `CacheConfig` describes what concerns eviction.
+    that is free when the engine starts.  ``estimate_hit_rates`` watches a sample of blocks for what other
+    capacities would hit (with LRU alone).  `CacheConfig` describes what concerns eviction.
     """
 
     kv_cache_memory_bytes: int | None = None
@@ -164,6 +165,7 @@ class KVConfig:
     max_pinned_share: float = 0.5
     prefix_caching_hash_algo: HashAlgorithm = "sha256_cbor"
     explain_misses: bool = True
+    estimate_hit_rates: bool = True
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory_bytes is not None:

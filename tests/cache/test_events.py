@@ -217,7 +217,8 @@ def test_extra_keys_lose_their_tags_alone() -> None:  # item 64, and what images
 
 @by_index
 def test_off_means_nothing(index: str) -> None:  # item 65
-    manager = KVCacheManager(CacheConfig(8, 4, index=index))  # type: ignore[arg-type]
+    config = CacheConfig(8, 4, index=index, explain_misses=False)  # type: ignore[arg-type]
+    manager = KVCacheManager(config)
     serve(manager, ask("r", A))
     assert manager.take_events() == []
     assert manager._events is None

@@ -13,6 +13,7 @@ from headstart.cache import (
     CacheConfig,
     CacheRequest,
     KVCacheManager,
+    MediaSpan,
     MissReason,
     MissReport,
     Namespace,
@@ -399,3 +400,23 @@ def test_a_prompt_may_be_longer_than_the_pool(make: Make) -> None:
     admit(manager, request, 8)
     manager.commit_step()
     assert explain(manager, request).tokens == {MissReason.LAST_TOKEN: 1, MissReason.COLD: 99}
+
+
+# -- images and embeddings --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_another_image_is_another_text(index: str) -> None:
+    manager = make_manager(200, 4, index=index)
+    prompt = [*TEXT[:2], *[99] * 41, *TEXT[2:]]
+
+    def report(image: str) -> dict[MissReason, int]:
+        request = CacheRequest("r", prompt, media=[MediaSpan(image * 32, 2, 41)])
+        serve(manager, request)
+        return explain(manager, request).tokens
+
+    assert set(report("a")) == {MissReason.COLD, MissReason.LAST_TOKEN}
+    again = report("b")  # the words behind the image are known, the image is not
+    assert again[MissReason.DIVERGED] >= 32
+    assert again[MissReason.COLD] >= 40
+    assert MissReason.COLD not in report("a")

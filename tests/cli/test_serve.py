@@ -104,6 +104,7 @@ def test_help_names_every_option() -> None:
         "--seed",
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
+        "--estimate-hit-rates", "--no-estimate-hit-rates",
         "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
     ):  # fmt: skip
         assert option in text

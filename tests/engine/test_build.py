@@ -77,6 +77,26 @@ def test_an_engine_is_what_its_configuration_says(tiny_llama_dir: Path) -> None:
     assert output.finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    ("options", "watched"),
+    [({}, True), ({"estimate_hit_rates": False}, False), ({"enable_prefix_caching": False}, False)],
+)
+@pytest.mark.parametrize("logged", [False, True])
+def test_hit_rates_are_estimated_unless_told_otherwise(
+    tiny_llama_dir: Path, tmp_path: Path, options: dict[str, bool], watched: bool, logged: bool
+) -> None:
+    log = str(tmp_path / "log") if logged else None
+    config = EngineConfig.from_options(
+        model=str(tiny_llama_dir), device="cpu", num_blocks=20, block_size=4, decision_log=log, **options
+    )
+    core, _ = build_engine(config)
+    for name in "ab":
+        core.add_request(name, list(range(9)), SamplingParams(temperature=0.0, max_tokens=1))
+        core.step()
+    expected = dict.fromkeys(("0.5x", "1x", "2x", "4x"), 8 / 18) if watched else {}
+    assert core.stats().hit_rate_estimates == pytest.approx(expected, rel=0.001)  # the first weighs less
+
+
 def test_defaults_are_the_models_own(tiny_llama_dir: Path) -> None:
     _, info = build_engine(EngineConfig.from_options(model=str(tiny_llama_dir), num_blocks=10))
     assert (info.model_name, info.max_model_len) == (str(tiny_llama_dir), 2048)

@@ -87,6 +87,7 @@ def test_what_the_front_says_arrives(message: ToEngine) -> None:
         StepOutputs(OUTPUTS, EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7)),
         StepOutputs((), EngineStats()),
         Explained((REPORT,), EngineStats(miss_tokens={MissReason.COLD: 5, MissReason.LAST_TOKEN: 1})),
+        StepOutputs((), EngineStats(hit_rate_estimates={"0.5x": 0.25, "1x": 0.5})),
         ResetDone(7, True),
         StartFailed("a sentence"),
         StartFailed("a sentence", "ConfigError"),

@@ -89,6 +89,15 @@ def test_the_engines_numbers_are_read_at_the_scrape(client: TestClient, engine: 
     assert [value(samples, name) for name in names] == [1, 2, 0.25, 100, 40, 3, 90, 7]
 
 
+def test_estimates_are_there_if_the_engine_makes_them(client: TestClient, engine: Any) -> None:
+    name = "headstart:prefix_cache_hit_rate_estimate"
+    assert name not in {each for each, _ in scrape(client)}
+    engine.stats = EngineStats(hit_rate_estimates={"0.5x": 0.25, "1x": 0.5})
+    samples = scrape(client)
+    found = {dict(labels)["capacity"]: rate for (each, labels), rate in samples.items() if each == name}
+    assert found == {"0.5x": 0.25, "1x": 0.5}
+
+
 def test_requests_are_counted_by_how_they_ended(client: TestClient, engine: Any) -> None:
     def end(**fields: Any) -> None:
         client.post("/v1/completions", json={"prompt": "hi", **fields})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,27 @@ class CacheRequest:
     def token_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Tokens ``start`` to ``stop`` (exclusive; None is the end) as ints."""
         return ints_of(self.run(start, self.num_tokens if stop is None else stop))
+
+    def text(self, start: int, stop: int) -> bytes:
+        """The same, with hashes of 32 bits in the place of tokens that do not tell what they stand for.
+
+        For reasons and estimates, which two equal hashes would make a little wrong; never for a hit.
+        """
+        if self.is_plain:
+            return self.run(start, stop)
+        run = bytearray(self.run(start, stop))
+
+        def put(place: int, content: bytes) -> None:
+            at = (place - start) * TOKEN_BYTES
+            run[at : at + TOKEN_BYTES] = blake2b(content, digest_size=TOKEN_BYTES).digest()
+
+        for span in spans_between(self.media, start, stop):
+            for place in range(max(start, span.offset), min(stop, span.end)):
+                put(place, repr((span.digest, span.length, place - span.offset)).encode())
+        if self.prompt_embeds is not None:
+            for place in range(start, min(stop, self.prompt_embeds.num_rows)):
+                put(place, self.prompt_embeds.digest(place, place + 1))
+        return bytes(run)
 
     # -- keys ------------------------------------------------------------------------------------
 

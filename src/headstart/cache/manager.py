@@ -19,6 +19,7 @@ from headstart.cache.listener import Listener
 from headstart.cache.miss_log import MissLog
 from headstart.cache.radix_index import RadixIndex
 from headstart.cache.reasons import MissReason, MissReport
+from headstart.cache.whatif import WhatIf
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -140,15 +141,24 @@ class KVCacheManager:
     their K and V are written.  Other requests of the same step may share them; `rollback_step`, or
     freeing a request before its step committed, takes them back together with the grants that
     share them.  A lack of room is a value (None), never an exception, and changes nothing; misuse and
-    broken laws raise ``CacheError``.  ``listeners`` are told of what becomes findable and what is evicted.
-    ``epoch`` is for events (see `EventLog`).
+    broken laws raise ``CacheError``.  ``listeners`` are told of what becomes findable and what is evicted,
+    ``what_if`` of that and of what requests do with it.  ``epoch`` is for events (see `EventLog`).
     """
 
-    def __init__(self, config: CacheConfig, listeners: Sequence[Listener] = (), *, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        listeners: Sequence[Listener] = (),
+        *,
+        what_if: WhatIf | None = None,
+        epoch: int = 0,
+    ) -> None:
         self.config = config
         self._misses = MissLog(config) if config.explain_misses else None
         self._events = EventLog(config, epoch) if config.enable_kv_cache_events else None
-        listeners = (*listeners, *(one for one in (self._misses, self._events) if one is not None))
+        self._what_if = what_if
+        own: tuple[Listener | None, ...] = (self._misses, self._events, self._what_if)
+        listeners = (*listeners, *(one for one in own if one is not None))
         make_index = HashIndex if config.index == "hash" else RadixIndex
         self._index: PrefixIndex = make_index(config, listeners)
         self._holdings: dict[str, _Holding] = {}
@@ -318,7 +328,18 @@ class KVCacheManager:
             request.num_committed = max(request.num_committed, holding.num_computed)
             if grant.replaced is not None:
                 self._index.drop(grant.replaced[1])
+            self._tell_what_if(holding, grant)
         self._end_step()
+
+    def _tell_what_if(self, holding: _Holding, grant: _Grant) -> None:
+        if self._what_if is None:
+            return
+        request, hit = holding.lease.request, grant.mark.num_blocks
+        if grant.admitted:
+            last = holding.lease.block_ids[hit - 1] if hit else None
+            counted = grant.counted if request.num_admissions == 1 else None
+            self._what_if.admitted(request, last, counted)
+        self._what_if.computed(request)
 
     def rollback_step(self) -> tuple[str, ...]:
         """Nothing of this step was written: take back every grant.
@@ -381,6 +402,8 @@ class KVCacheManager:
             if self._misses is not None:
                 self._misses.ended(request, holding.num_computed, holding.lease.block_ids)
             self._index.release(holding.lease, holding.num_computed)
+            if self._what_if is not None:
+                self._what_if.freed(request)
         self._version += 1
         return tuple(withdrawn[1:])
 
@@ -486,6 +509,11 @@ class KVCacheManager:
     def stats(self) -> CacheStats:
         """What was asked and hit since the start."""
         return self._stats
+
+    @property
+    def hit_rate_estimates(self) -> dict[str, float]:
+        """The token hit rate at "0.5x", "1x" … the capacity, as `WhatIf.rates`; empty if none watches."""
+        return {} if self._what_if is None else self._what_if.rates()
 
     @property
     def num_evicted_blocks(self) -> int:

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from weakref import WeakKeyDictionary
 
 from headstart.cache.keys import SHARED, CacheRequest, Namespace
-from headstart.cache.media import spans_between
 from headstart.cache.misses import CONTEXT, Findings, Memory, Prompt, Stored, num_common, space_of
 from headstart.cache.reasons import MissReason, MissReport
-from headstart.cache.tokens import TOKEN_BYTES
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -125,7 +122,7 @@ class MissLog:
         """See `Listener`, as for these four.  Copies the new text."""
         size = self._config.block_size
         first, stop = start * size, (start + len(block_ids)) * size
-        run = _text(request, max(0, first - _PRINT_CONTEXT), stop)
+        run = request.text(max(0, first - _PRINT_CONTEXT), stop)
         new = Stored(_space(request.namespace), start, run, tuple(block_ids), after)
         self._num_queued_tokens += stop - first
         last = self._queue[-1] if self._queue else None
@@ -172,7 +169,7 @@ class MissLog:
                 outcome,
                 request.request_id,
                 space,
-                _text(request, first, request.num_tokens),
+                request.text(first, request.num_tokens),
                 start,
                 request.num_tokens,
                 num_hit_tokens,
@@ -204,7 +201,7 @@ class MissLog:
             outcome.answered = True
         whole, rest = divmod(num_computed, self._config.block_size)
         if rest and self._config.enable_prefix_caching:
-            tail = _text(request, num_computed - rest, num_computed)
+            tail = request.text(num_computed - rest, num_computed)
             self._append(_Tail(_space(request.namespace), tail, block_ids[whole - 1] if whole else None))
 
     def took(self, count: int) -> None:
@@ -324,13 +321,13 @@ class MissLog:
         longest = 0
         if request.num_tokens - hit == 1:
             return longest
-        following = _text(request, hit, hit + 1)
+        following = request.text(hit, hit + 1)
         for other in self._live.values():
             stop = min(other.num_tokens, request.num_tokens)
             if other.space != space or stop <= hit:
                 continue
-            if _text(other.request, hit, hit + 1) == following and other.request.begins_like(request, hit):
-                equal = num_common(_text(other.request, hit, stop), _text(request, hit, stop))
+            if other.request.text(hit, hit + 1) == following and other.request.begins_like(request, hit):
+                equal = num_common(other.request.text(hit, stop), request.text(hit, stop))
                 longest = max(longest, hit + equal)
         return longest
 
@@ -363,24 +360,3 @@ _SHARED_SPACE = space_of(SHARED)
 def _space(namespace: Namespace) -> int:
     """`space_of`, which is not remembered: a salt must not outlive what is cached under it."""
     return _SHARED_SPACE if namespace == SHARED else space_of(namespace)
-
-
-def _text(request: CacheRequest, start: int, stop: int) -> bytes:
-    """Tokens ``start`` to ``stop``, as a run; where they do not tell what they stand for, numbers that do.
-
-    Hashes of 32 bits: two that are equal give a wrong reason, never a wrong hit.
-    """
-    if request.is_plain:
-        return request.run(start, stop)
-    run = bytearray(request.run(start, stop))
-    for span in spans_between(request.media, start, stop):
-        for place in range(max(start, span.offset), min(stop, span.end)):
-            _put(run, place - start, repr((span.digest, span.length, place - span.offset)).encode())
-    if (embeds := request.prompt_embeds) is not None:
-        for place in range(start, min(stop, embeds.num_rows)):
-            _put(run, place - start, embeds.digest(place, place + 1))
-    return bytes(run)
-
-
-def _put(run: bytearray, place: int, content: bytes) -> None:
-    run[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES] = blake2b(content, digest_size=TOKEN_BYTES).digest()

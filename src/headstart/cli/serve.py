@@ -198,6 +198,14 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = "sha256_cbor",
+    estimate_hit_rates: Annotated[
+        bool,
+        typer.Option(
+            help="Estimate in /metrics what half, twice and four times the KV memory would hit.",
+            show_default="on",
+            rich_help_panel=_CACHE,
+        ),
+    ] = True,
     max_num_batched_tokens: Annotated[
         str,
         typer.Option(
@@ -290,6 +298,7 @@ def serve(
             evict_generated_first=evict_generated_first,
             max_pinned_share=max_pinned_share,
             prefix_caching_hash_algo=prefix_caching_hash_algo,
+            estimate_hit_rates=estimate_hit_rates,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from headstart.cache import KVCacheManager
+from headstart.cache.whatif import WhatIf
 from headstart.config import CacheConfig, EngineConfig, KVConfig
 from headstart.engine.core import EngineCore
 from headstart.engine.decision_log import DecisionLog, check_place, open_decision_log
@@ -67,7 +68,9 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
         config.kv.cache(num_blocks),
         enable_kv_cache_events=config.kv_events_config.enable_kv_cache_events,
     )
-    manager, log = _manager(cache, config.decision_log, epoch)
+    watched = config.kv.estimate_hit_rates and cache.enable_prefix_caching and cache.policy == "lru"
+    what_if = WhatIf(num_blocks, cache.block_size) if watched else None
+    manager, log = _manager(cache, config.decision_log, epoch, what_if)
     core = EngineCore(
         Scheduler(config.scheduler, manager),
         Runner(model, pool, attention, Sampler(config.seed)),
@@ -111,11 +114,14 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
     return core, info
 
 
-def _manager(cache: CacheConfig, path: str | None, epoch: int) -> tuple[KVCacheManager, DecisionLog | None]:
+def _manager(
+    cache: CacheConfig, path: str | None, epoch: int, what_if: WhatIf | None
+) -> tuple[KVCacheManager, DecisionLog | None]:
     if path is None:
-        return KVCacheManager(cache, epoch=epoch), None
+        return KVCacheManager(cache, epoch=epoch, what_if=what_if), None
     log = open_decision_log(Path(path), cache)
-    return RecordingManager(cache, log, steps_between_digests(cache.num_blocks), epoch=epoch), log
+    every = steps_between_digests(cache.num_blocks)
+    return RecordingManager(cache, log, every, epoch=epoch, what_if=what_if), log
 
 
 def _context_length(config: EngineConfig, spec: ModelSpec) -> int:

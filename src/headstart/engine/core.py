@@ -171,6 +171,7 @@ class EngineCore:
             generation_tokens=self._generation_tokens,
             miss_tokens=manager.miss_tokens,
             kv_event_batches_dropped=0 if self._publisher is None else self._publisher.num_dropped,
+            hit_rate_estimates=manager.hit_rate_estimates,
         )
 
 

@@ -82,7 +82,10 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """Gauges as of now, and counters since the engine started.  Token counts unless said."""
+    """Gauges as of now, and counters since the engine started.  Token counts unless said.
+
+    ``hit_rate_estimates`` are those of `KVCacheManager`: by multiples of the capacity, empty without any.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -94,6 +97,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     generation_tokens: int = 0
     miss_tokens: dict[MissReason, int] = {}
     kv_event_batches_dropped: int = 0
+    hit_rate_estimates: dict[str, float] = {}
 
     def after(self, earlier: EngineStats) -> EngineStats:
         """These gauges, with the counters of an engine that went before added to these."""

@@ -25,6 +25,7 @@ from headstart.cache import (
     PrefixHit,
     PromptEmbeds,
 )
+from headstart.cache.whatif import WhatIf
 from headstart.engine.decisions import (
     Allocate,
     BeginStep,
@@ -73,9 +74,15 @@ class RecordingManager(KVCacheManager):
     """
 
     def __init__(
-        self, config: CacheConfig, sink: Sink, digest_every: int | None = None, *, epoch: int = 0
+        self,
+        config: CacheConfig,
+        sink: Sink,
+        digest_every: int | None = None,
+        *,
+        what_if: WhatIf | None = None,
+        epoch: int = 0,
     ) -> None:
-        super().__init__(config, epoch=epoch)
+        super().__init__(config, what_if=what_if, epoch=epoch)
         self._sink = sink
         self._digest_every = digest_every
         self._salt_key = secrets.token_bytes(16)  # never written, so that no salt can be guessed from a log

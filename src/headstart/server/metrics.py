@@ -55,6 +55,10 @@ COUNTERS = (
         "kv_event_batches_dropped",
     ),
 )
+HIT_RATE_ESTIMATE = (
+    "headstart:prefix_cache_hit_rate_estimate",
+    "Token hit rate at multiples of the KV capacity, over about 1,000 requests; 1x is measured.",
+)
 
 
 class EngineCollector(Collector):
@@ -83,6 +87,11 @@ class EngineCollector(Collector):
         for reason in MissReason:
             misses.add_metric((*self._labels, reason), stats.miss_tokens.get(reason, 0))
         yield misses
+        if stats.hit_rate_estimates:
+            estimates = GaugeMetricFamily(*HIT_RATE_ESTIMATE, labels=[*LABELS, "capacity"])
+            for capacity, rate in stats.hit_rate_estimates.items():
+                estimates.add_metric([*self._labels, capacity], rate)
+            yield estimates
         info = self._client.info
         config = {
             "block_size": str(info.block_size),
