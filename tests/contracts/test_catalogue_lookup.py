@@ -125,6 +125,17 @@ def test_item_29_free_blocks_of_the_hit_are_no_room(flavour: str) -> None:
 
 
 @every_flavour
+def test_item_29_nor_where_the_hit_ends_inside_a_cached_run(flavour: str) -> None:
+    manager = pool(flavour, 5)
+    serve(manager, ask("first", [*A, 50, 51, 52, 53]))
+    for length, granted in ((9, None), (8, ours(4, 3))):
+        request = ask(f"{length} more", [*A, *range(length)])
+        grant = manager.allocate_slots(request, length, manager.get_computed_blocks(request))
+        assert (grant and grant.block_ids) == granted
+    assert manager.num_free_blocks == 0
+
+
+@every_flavour
 def test_item_37_a_chunked_prompt_shows_what_it_has_slots_for(flavour: str) -> None:
     """What a running request has not filled is found in neither index: its slots are still written."""
     manager = pool(flavour, 11)
