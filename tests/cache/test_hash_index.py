@@ -211,51 +211,6 @@ def test_without_hashes_blocks_of_a_freed_request_are_taken_last_block_first() -
     assert manager.block_table("again") == [1, 0, 2]
 
 
-def test_reference_prefill() -> None:
-    common = [token for block in range(3) for token in [block] * 16]  # item 26
-    manager = unhashed_first(10, block_size=16)
-    zero = ask("0", [*common, *[3] * 7])
-    run(manager, zero)
-    assert manager.block_table("0") == [0, 1, 2, 3]
-    one = ask("1", [*common, *[4] * 5])
-    assert run(manager, one).num_tokens == 48
-    assert manager.block_table("1") == [0, 1, 2, 4]
-    assert manager.num_free_blocks == 5
-    manager.free(zero)
-    manager.free(one)
-    assert manager.free_block_ids() == [4, 3, 5, 6, 7, 8, 9, 2, 1, 0]
-    two = ask("2", [*common, *[5] * 6])
-    assert run(manager, two).num_tokens == 48
-    assert manager.block_table("2") == [0, 1, 2, 4]
-    manager.free(two)
-    three = ask("3", [9] * 160)
-    assert run(manager, three).num_tokens == 0
-    assert manager.block_table("3") == [4, 3, 5, 6, 7, 8, 9, 2, 1, 0]
-    assert manager.num_free_blocks == 0
-
-
-def test_unhashed_blocks_go_to_the_front_and_the_others_to_the_tail() -> None:
-    manager = unhashed_first(10)  # items 44, 48, 46
-    a, b = ask("a", range(14)), ask("b", range(50, 58))
-    run(manager, a)
-    run(manager, b)
-    manager.free(a)
-    assert manager.free_block_ids() == [3, 6, 7, 8, 9, 2, 1, 0]
-    manager.free(b)
-    assert manager.free_block_ids() == [3, 6, 7, 8, 9, 2, 1, 0, 5, 4]
-
-    again = ask("again", [*range(8), 90])
-    hit = run(manager, again)
-    assert (hit.block_ids, manager.block_table("again")) == ([0, 1], [0, 1, 3])
-    assert manager.free_block_ids() == [6, 7, 8, 9, 2, 5, 4]
-    manager.free(again)
-    assert manager.free_block_ids() == [3, 6, 7, 8, 9, 2, 5, 4, 1, 0]
-
-    run(manager, ask("stranger", range(200, 240)))
-    assert manager.block_table("stranger") == [3, 6, 7, 8, 9, 2, 5, 4, 1, 0]
-    assert cached(manager, range(14)) == cached(manager, range(50, 59)) == 0
-
-
 def test_of_several_unhashed_blocks_the_last_goes_first() -> None:
     manager = unhashed_first(7)  # item 45: blocks 2 and 3 are held for tokens not computed yet
     first = ask("first", range(16))
@@ -266,14 +221,6 @@ def test_of_several_unhashed_blocks_the_last_goes_first() -> None:
     assert manager.block_table("first") == [0, 1]
     manager.free(first)
     assert manager.free_block_ids() == [2, 3, 4, 5, 6, 1, 0]
-
-
-def test_plain_order_puts_a_partly_filled_block_first_of_its_own_request() -> None:
-    manager = hash_manager(10)  # the documented choice against item 44
-    a = ask("a", range(14))
-    run(manager, a)
-    manager.free(a)
-    assert manager.free_block_ids() == [4, 5, 6, 7, 8, 9, 3, 2, 1, 0]
 
 
 def test_a_shared_block_is_freed_with_its_last_request() -> None:
@@ -288,15 +235,6 @@ def test_a_shared_block_is_freed_with_its_last_request() -> None:
     assert [manager._index._pool.blocks[block_id].ref_count for block_id in range(4)] == [1, 1, 0, 1]
     manager.free(b)
     assert manager.free_block_ids() == [3, 2, 4, 5, 6, 7, 8, 1, 0]
-
-
-def test_a_preempted_request_gets_its_blocks_back() -> None:
-    manager = hash_manager(3)  # item 53
-    victim = ask("victim", range(10))
-    run(manager, victim)
-    manager.free(victim)
-    assert run(manager, victim).num_tokens == 8
-    assert manager.block_table("victim") == [0, 1, 2]
 
 
 def test_a_stranger_takes_the_tail_of_a_preempted_request() -> None:

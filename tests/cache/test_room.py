@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 
 from headstart.cache import CacheConfig, KVCacheManager
-from tests.cache.checked import Make, admit, ask, cached, reach, run, serve, state
+from tests.cache.checked import Make, ask, cached, reach, run, serve, state
 
 A = list(range(100, 108))  # two full blocks
 
@@ -29,32 +29,6 @@ def test_usage_counts_blocks_that_cannot_be_had(make: Make) -> None:
     assert (manager.num_free_blocks, manager.usage) == (10, 0.0)
 
 
-def test_no_room_changes_nothing(make: Make) -> None:
-    manager = make(4)  # item 28
-    serve(manager, ask("first", A))
-    long = ask("long", [*A, *range(20)])
-    before = state(manager)
-    hit = manager.get_computed_blocks(long)
-    assert hit.num_tokens == 8
-    assert manager.allocate_slots(long, 20, hit) is None
-    assert state(manager) == before
-    assert cached(manager, [*A, 1]) == 8
-    assert manager.allocate_slots(long, 8, hit) is not None  # the same hit, a smaller chunk
-
-
-def test_no_room_changes_nothing_for_those_who_hold_the_hit(make: Make) -> None:
-    manager = make(4)  # item 28
-    serve(manager, ask("first", range(12)))
-    holder = ask("holder", range(6))  # holds block 0 and one more; blocks 1 and 2 of the prompt are free
-    admit(manager, holder, 1)
-    manager.commit_step()
-    long = ask("long", range(28))
-    before = state(manager, holder)
-    hit = manager.get_computed_blocks(long)
-    assert manager.allocate_slots(long, 28 - hit.num_tokens, hit) is None
-    assert state(manager, holder) == before
-
-
 def test_no_room_for_a_running_request_changes_nothing(make: Make) -> None:
     manager = make(3)
     first, second = ask("first", range(8)), ask("second", range(50, 54))
@@ -66,18 +40,6 @@ def test_no_room_for_a_running_request_changes_nothing(make: Make) -> None:
     assert state(manager, first, second) == before
     manager.free(first)
     assert manager.allocate_slots(second, 1) is not None
-
-
-def test_free_blocks_of_the_hit_are_not_room(make: Make) -> None:
-    manager = make(4)  # item 29, case 30: all four are free, two of them are the hit
-    serve(manager, ask("first", A))
-    too_long = ask("too long", [*A, *range(9)])
-    assert manager.allocate_slots(too_long, 9, manager.get_computed_blocks(too_long)) is None
-    fits = ask("fits", [*A, *range(8)])
-    grant = manager.allocate_slots(fits, 8, manager.get_computed_blocks(fits))
-    assert grant is not None
-    assert len(grant.block_ids) == 2
-    assert manager.num_free_blocks == 0
 
 
 def test_blocks_of_the_hit_that_are_in_use_cost_no_room(make: Make) -> None:

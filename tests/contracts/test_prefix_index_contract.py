@@ -7,7 +7,6 @@ Numbers in comments are those of the conformance catalogue (items) and the colle
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -99,17 +98,6 @@ def test_a_turn_with_its_answer_is_found_by_the_next_turn(make: Make) -> None:
     first.append(149)
     manager.free(first)
     assert cached(manager, range(200)) == (149 if manager.config.index == "radix" else 144)
-
-
-def test_only_tokens_with_slots_are_found_while_a_prompt_is_computed(make: Make) -> None:
-    manager = make(16)  # item 37
-    first = ask("first", range(16))
-    found = []
-    for chunk in (6, 6, 4):
-        assert manager.allocate_slots(first, chunk) is not None
-        manager.commit_step()
-        found.append((len(manager.block_table("first")), cached(manager, range(17))))
-    assert found == [(2, 4), (3, 12), (4, 16)]
 
 
 def test_what_a_request_is_called_does_not_matter(make: Make) -> None:
@@ -238,18 +226,6 @@ def test_a_block_that_was_taken_is_not_a_hit(make: Make) -> None:
 
 
 # Tables
-
-
-def test_a_table_only_grows(make: Make) -> None:
-    manager = make(8)  # item 27
-    first = ask("first", range(6))
-    run(manager, first)
-    tables = [manager.block_table("first")]
-    for token in (6, 7, 8):
-        decode(manager, first, [token])
-        tables.append(manager.block_table("first"))
-    assert [len(table) for table in tables] == [2, 2, 2, 3]
-    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(tables))
 
 
 def test_a_table_keeps_its_blocks_when_an_equal_one_is_cached(make: Make) -> None:
