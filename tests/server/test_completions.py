@@ -341,3 +341,12 @@ def test_choices_of_all_prompts_together_are_bounded(client: TestClient, engine:
     assert error["param"] == "n"
     assert "103 prompts with 10 choices each are 1030 choices" in error["message"]
     assert not engine.submitted
+
+
+def test_the_prompts_of_a_body_are_taken_on_together_or_not_at_all(client: TestClient, engine: Any) -> None:
+    body = {"prompt": ["a", "b", "c"], "n": 2}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    assert engine.asked_for == [6]
+    engine.full, engine.submitted = True, []
+    assert client.post("/v1/completions", json=body).status_code == 429
+    assert engine.submitted == []

@@ -36,6 +36,8 @@ def router(front: Front) -> APIRouter:
             prompt if isinstance(prompt, list) else await front.encode(prompt, add_special_tokens=True)
             for prompt in body.prompts
         ]
+        # All prompts or none; from here on nobody else has a turn before the last of them is in.
+        front.client.check_queue(params, len(prompts))
         echoes = [_echo(front, body, prompt) for prompt in body.prompts]
         generations = [
             front.generate(prompt, _fitting(front, body, params, prompt), ticket, number=number, echo=echo)
