@@ -115,13 +115,13 @@ def test_logprobs_have_openais_shape(client: TestClient, engine: Any) -> None:
     other = engine.tokenizer.decode([33])
     assert choice["text"] == "aéb"
     assert choice["logprobs"] == {
-        "tokens": ["a", "\ufffd", "\ufffd", "b"],
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9", "b"],
         "token_logprobs": [-1.0, -2.0, -3.0, -4.0],
         "text_offset": [0, 1, 1, 2],
         "top_logprobs": [
             {"a": -1.0, other: -0.25},
-            {"\ufffd": -2.0, other: -0.25},
-            {"\ufffd": -3.0, other: -0.25},
+            {"bytes:\\xc3": -2.0, other: -0.25},
+            {"bytes:\\xa9": -3.0, other: -0.25},
             {"b": -4.0, other: -0.25},
         ],
     }
@@ -170,16 +170,16 @@ def test_logprobs_of_an_echo_cover_prompt_and_answer(client: TestClient, engine:
     other = engine.tokenizer.decode([33])
     assert choice["text"] == "añbé"
     assert choice["logprobs"] == {
-        "tokens": ["a", "\ufffd", "\ufffd", "b", "\ufffd", "\ufffd", "<end>"],
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xb1", "b", "bytes:\\xc3", "bytes:\\xa9", "<end>"],
         "token_logprobs": [None, -0.5, -1.0, -1.5, -1.0, -2.0, -3.0],
         "text_offset": [0, 1, 1, 2, 3, 3, 4],
         "top_logprobs": [
             None,
-            {"\ufffd": -0.5, other: -0.25},
-            {"\ufffd": -1.0, other: -0.25},
+            {"bytes:\\xc3": -0.5, other: -0.25},
+            {"bytes:\\xb1": -1.0, other: -0.25},
             {"b": -1.5, other: -0.25},
-            {"\ufffd": -1.0, other: -0.25},
-            {"\ufffd": -2.0, other: -0.25},
+            {"bytes:\\xc3": -1.0, other: -0.25},
+            {"bytes:\\xa9": -2.0, other: -0.25},
             {"<end>": -3.0, other: -0.25},
         ],
     }
