@@ -27,6 +27,4 @@ def test_alternatives_of_equal_text_are_told_apart() -> None:
     top = (Spelled(7, b"a", -0.5), Spelled(8, b"\xc3", -1.0), Spelled(9, b"\xc4", -2.0), chosen)
     told = for_completion([SpelledToken(chosen, 0, top)])
     assert told.tokens == ["a"]
-    assert told.top_logprobs == [
-        {"a": -3.0, "token_id:7": -0.5, "bytes:\\xc3": -1.0, "bytes:\\xc4": -2.0}
-    ]
+    assert told.top_logprobs == [{"a": -3.0, "token_id:7": -0.5, "bytes:\\xc3": -1.0, "bytes:\\xc4": -2.0}]

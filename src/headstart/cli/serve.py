@@ -15,17 +15,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
 from headstart.config import DtypeName, EngineConfig, KernelsName, PrefixIndexName, SchedulingPolicy
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.model import source
 from headstart.server.app import build_app
 from headstart.server.listen import HttpServer, bind, url_of
 from headstart.text import ChatTemplate, Tokenizer
+
+DEFAULT_MODEL = "smollm2-135m"
 
 _SERVER = "Server"
 _MODEL = "Model"
@@ -51,17 +52,30 @@ def _batched_tokens(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
+def _no_share_of_memory(value: str | None) -> None:
+    if value is not None:
+        raise typer.BadParameter("headstart takes a size and no share: give --kv-cache-memory-bytes 2G, say")
+
+
 def serve(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A built-in name (smollm2-135m), a directory or organisation/model of Hugging Face, or a "
-            "GGUF file."
+            "GGUF file.",
+            show_default=DEFAULT_MODEL,
         ),
-    ] = "smollm2-135m",
+    ] = None,
+    model_option: Annotated[
+        str | None, typer.Option("--model", help="The same, as other servers have it.", hidden=True)
+    ] = None,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on; 0.0.0.0 is every one.", rich_help_panel=_SERVER),
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 is every one. There are no API keys yet: whoever reaches it "
+            "is served, so put a proxy that asks for them in front.",
+            rich_help_panel=_SERVER,
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
@@ -112,6 +126,9 @@ def serve(
             show_default="a share of what is free",
             rich_help_panel=_MEMORY,
         ),
+    ] = None,
+    gpu_memory_utilization: Annotated[  # noqa: ARG001 - it only says what to give instead
+        str | None, typer.Option(callback=_no_share_of_memory, expose_value=False, hidden=True)
     ] = None,
     num_blocks: Annotated[
         int | None,
@@ -186,7 +203,8 @@ def serve(
     usage.prompt_tokens_details.cached_tokens.
 
     /health, /metrics (Prometheus, vLLM's names) and POST /reset_prefix_cache
-    are for operators.
+    are for operators.  /health says 503 while no engine serves, and when one has
+    said nothing for five minutes though requests wait for it.
 
     Ctrl-C or SIGTERM lets running requests finish for a few seconds; a second
     Ctrl-C does not wait.
@@ -200,6 +218,10 @@ def serve(
         headstart serve --num-blocks 256 --prefix-index hash
     """
     try:
+        if model is not None and model_option is not None:
+            raise ConfigError(f"give the model once: {model!r} or --model {model_option}")
+        if model is None:
+            model = DEFAULT_MODEL if model_option is None else model_option
         config = EngineConfig.from_options(
             model=model,
             served_model_name=served_model_name,
@@ -275,11 +297,10 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         "max_model_len": f"{info.max_model_len:,} tokens of prompt and answer together"
         + ("" if info.kv_capacity_tokens >= info.max_model_len else ", more than the KV memory holds"),
     }
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows.items():
-        table.add_row(f"[dim]{name}[/]", escape(value))
     console.print(f"[bold]headstart {version('headstart')}[/] is ready.  Ctrl-C stops it.\n")
-    console.print(table)
+    width = max(map(len, rows))
+    for name, value in rows.items():  # whole, however narrow the terminal: names are there to be copied
+        console.print(f"[dim]{name:<{width}}[/]  {escape(value)}", soft_wrap=True)
     if info.decision_log is not None:
         told = f"\nThe token ids of all prompts and answers go to {info.decision_log}"
         console.print(told, soft_wrap=True, markup=False)

@@ -35,7 +35,7 @@ class Spelled:
 
     @property
     def name(self) -> str:
-        """The bytes as text, or ``bytes:\\xf0\\x9f`` for what is no text alone, as OpenAI's completions do."""
+        r"""The bytes as text; for what is no text alone ``bytes:\xf0\x9f``, as in OpenAI's completions."""
         try:
             return self.bytes.decode("utf-8")
         except UnicodeDecodeError:
