@@ -240,6 +240,23 @@ def test_a_stop_token_is_the_last_token_and_not_in_the_text(
     assert ended.finish_reason == "stop"
 
 
+def test_what_ended_the_text_is_part_of_it_if_that_is_wanted(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teller = Teller(llm, monkeypatch, "one two three four five")
+    place = teller.ids.index(teller.ids[4])
+    ends = (
+        (SamplingParams(stop=("two",)), "one two"),
+        (
+            SamplingParams(stop_token_ids=(teller.ids[4],)),
+            llm.tokenizer.decode(teller.ids[: place + 1]),
+        ),
+    )
+    for params, text in ends:
+        (ended,) = llm.generate(TEXT, replace(params, include_stop_str_in_output=True))
+        assert (ended.text, ended.finish_reason) == (text, "stop")
+
+
 def test_half_a_character_at_the_end_is_shown_as_such(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     teller = Teller(llm, monkeypatch, "né")
     (cut,) = llm.generate(TEXT, SamplingParams(max_tokens=len(teller.ids) - 1))

@@ -224,7 +224,6 @@ BOTH: dict[str, list[Any]] = {  # what asks for something, then what asks for no
     "return_token_ids": [True, False],
     "return_tokens_as_token_ids": [True, False],
     "detokenize": [False, True],
-    "include_stop_str_in_output": [True, False],
     "skip_special_tokens": [False, True],
 }
 CHAT_ONLY: dict[str, list[Any]] = {

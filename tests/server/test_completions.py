@@ -137,6 +137,17 @@ def test_logprobs_end_with_the_stop_string(client: TestClient) -> None:
     assert complete(client, "hello")["choices"][0]["logprobs"] is None
 
 
+def test_what_ended_the_text_is_left_out_of_it_unless_it_is_wanted(client: TestClient, engine: Any) -> None:
+    (comma,) = engine.tokenizer.encode(",")
+    for end, without in (({"stop_token_ids": [comma]}, "fine"), ({"stop": ", t"}, "fine")):
+        for included in (False, True):
+            reply = complete(client, "hello", include_stop_str_in_output=included, **end)
+            (choice,) = reply["choices"]
+            whole = without + str(end.get("stop", ","))
+            assert (choice["text"], choice["finish_reason"]) == (whole if included else without, "stop")
+            assert reply["usage"]["completion_tokens"] == len(whole)  # it was generated all the same
+
+
 # -- echo ------------------------------------------------------------------------------------------
 
 

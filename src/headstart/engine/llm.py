@@ -31,10 +31,10 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 class Generation:
     """What one prompt brought, or one of its choices.
 
-    ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
-    one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
-    the others were computed.  ``logprobs``, if asked for, has an entry for each of ``token_ids``;
-    ``prompt_logprobs`` one for each of ``prompt_token_ids``, None for the first.
+    ``token_ids`` end with the token that ended the text: a stop token, or the one that completed a stop
+    string; neither is in ``text`` unless ``include_stop_str_in_output``.  ``num_cached_tokens`` of the
+    prompt's tokens came from the cache; the others were computed.  ``logprobs``, if asked for, has an entry
+    for each of ``token_ids``; ``prompt_logprobs`` one for each of ``prompt_token_ids``, None for the first.
     """
 
     prompt_token_ids: list[int]
@@ -216,7 +216,12 @@ class _Job:
         params: SamplingParams,
         prompt_logprobs: list[PromptLogprob | None] | None = None,
     ) -> None:
-        self.text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
+        self.text = TextStream(
+            tokenizer,
+            params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+        )
         self._tells_logprobs = params.logprobs is not None
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs = prompt_logprobs
@@ -234,7 +239,7 @@ class _Job:
         self._logprobs.extend(output.logprobs)
         if self._prompt_logprobs is not None:
             self._prompt_logprobs.extend(output.prompt_logprobs)
-        self._pieces.append(self.text.push(token_ids[:-1] if reason == "stop" else token_ids))
+        self._pieces.append(self.text.push_output(token_ids, ended=reason == "stop"))
         if reason is not None:
             self._pieces.append(self.text.finish())
         if self.text.stopped:

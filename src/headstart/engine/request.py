@@ -33,10 +33,10 @@ class SamplingParams:
     ``temperature`` 0 is greedy.  ``top_k`` 0 or -1, ``top_p`` 1.0 and ``min_p`` 0.0 are off; ``min_p``
     is a share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit, and 0,
     which is for those that want ``prompt_logprobs`` and nothing else, is none.
-    ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the output and are part
-    of its token ids.  Until ``min_tokens`` were generated no end is chosen and stop strings are not looked
-    for.  ``ignore_eos`` goes on where the model would end.  A request with a ``seed`` gives the same tokens
-    again.
+    ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the output and are part of
+    its token ids, not of its text; with ``include_stop_str_in_output`` the text has them, too.  Until
+    ``min_tokens`` were generated no end is chosen and stop strings are not looked for.  ``ignore_eos`` goes
+    on where the model would end.  A request with a ``seed`` gives the same tokens again.
 
     ``logit_bias`` is added to the logits of its token ids.  Then ``repetition_penalty`` divides the positive
     logits of tokens that the prompt or the output has, and multiplies the negative ones;
@@ -67,6 +67,7 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
@@ -126,7 +127,8 @@ class SamplingParams:
         for name in _INTEGERS_OR_NONE:
             value = getattr(self, name)
             self._demand(name, value is None or _is_integer(value), "an integer or None")
-        self._demand("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            self._demand(name, isinstance(getattr(self, name), bool), "True or False")
         given: dict[str, Any] = {
             name: getattr(self, name) for name in ("stop", "stop_token_ids", "logit_bias")
         }

@@ -147,6 +147,7 @@ class StreamOptions(BaseModel):
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "n"),
+    "include_stop_str_in_output",
 )
 
 
@@ -164,6 +165,7 @@ class GenerationRequest(BaseModel):
         Annotated[_StopTokenIds, Field(max_length=128)] | None, must_be("a list of at most 128 token ids")
     ] = None
     ignore_eos: _Flag = None
+    include_stop_str_in_output: _Flag = None
     stream: _Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
     cache_salt: _CacheSalt = None
@@ -198,7 +200,6 @@ class GenerationRequest(BaseModel):
     vllm_xargs: Annotated[Any, not_yet({})] = None
     detokenize: _NotYetFalse = None
     skip_special_tokens: _NotYetFalse = None
-    include_stop_str_in_output: _NotYetTrue = None
     return_token_ids: _NotYetTrue = None
     return_tokens_as_token_ids: _NotYetTrue = None
 
