@@ -227,17 +227,13 @@ BOTH: dict[str, list[Any]] = {  # what asks for something, then what asks for no
     "skip_special_tokens": [False, True],
 }
 CHAT_ONLY: dict[str, list[Any]] = {
-    "add_special_tokens": [True, False],
     "chat_template": ["{{ messages }}", None],
     "documents": [[{"text": "a"}], []],
     "echo": [True, False],
     "web_search_options": [{}, None],
     "mm_processor_kwargs": [{"a": 1}, {}],
 }
-COMPLETIONS_ONLY: dict[str, list[Any]] = {
-    "add_special_tokens": [False, True],
-    "prompt_embeds": ["AAAA", None],
-}
+COMPLETIONS_ONLY: dict[str, list[Any]] = {"prompt_embeds": ["AAAA", None]}
 CHAT: tuple[str, dict[str, Any]] = (
     "/v1/chat/completions",
     {"messages": [{"role": "user", "content": "hi"}]},

@@ -361,3 +361,26 @@ def test_the_prompts_of_a_body_are_taken_on_together_or_not_at_all(client: TestC
     engine.full, engine.submitted = True, []
     assert client.post("/v1/completions", json=body).status_code == 429
     assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "unless_asked"),
+    [
+        (URL, {"prompt": "hi"}, True),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, False),
+    ],
+)
+def test_special_tokens_are_added_as_asked(
+    client: TestClient, engine: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, unless_asked: bool
+) -> None:
+    encode, seen = type(engine.tokenizer).encode, []
+
+    def watched(self: Any, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if text != engine.answer:
+            seen.append(add_special_tokens)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(type(engine.tokenizer), "encode", watched)
+    for asked in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
+        assert client.post(path, json=body | asked).status_code == 200
+    assert seen == [unless_asked, True, False]

@@ -179,7 +179,8 @@ def serve(
     max_queued_requests: Annotated[
         int | None,
         typer.Option(
-            help="Most requests that wait; others are turned away with status 429.",
+            help="Most requests that wait; others are turned away with status 429. Each prompt of a body and "
+            "each choice of a prompt counts as one.",
             show_default="no bound",
             rich_help_panel=_STEPS,
         ),

@@ -307,7 +307,7 @@ class ChatRequest(GenerationRequest):
     chat_template: _NotYet = None
     documents: Annotated[Any, not_yet([])] = None
     echo: _NotYetTrue = None
-    add_special_tokens: _NotYetTrue = None
+    add_special_tokens: _Flag = None
     web_search_options: _NotYet = None
     mm_processor_kwargs: Annotated[Any, not_yet({})] = None
 
@@ -349,7 +349,7 @@ class CompletionRequest(GenerationRequest):
     echo: _Flag = None
     suffix: Annotated[Any, not_yet("")] = None
     prompt_embeds: _NotYet = None
-    add_special_tokens: _NotYetFalse = None
+    add_special_tokens: _Flag = None
 
     @property
     def token_limit(self) -> int | None:
