@@ -281,10 +281,17 @@ class FakeEngine(EngineCore):
         index: PrefixIndexName = "radix",
         budget: int = 8,
         publisher: EventPublisher | None = None,
+        explain_misses: bool = True,
     ) -> None:
         self.now = 0.0
         self.runner = FakeRunner(num_blocks, block_size, vocab_size=vocab_size)
-        cache = CacheConfig(num_blocks, block_size, index=index, enable_kv_cache_events=publisher is not None)
+        cache = CacheConfig(
+            num_blocks,
+            block_size,
+            index=index,
+            explain_misses=explain_misses,
+            enable_kv_cache_events=publisher is not None,
+        )
         self.manager = KVCacheManager(cache)
         scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=budget), self.manager)
         limits = Limits(max_model_len, vocab_size, num_blocks, block_size)

@@ -139,6 +139,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model must be a built-in name, a directory or a GGUF file, not ''")
+        _require(
+            self.served_model_name is None or bool(self.served_model_name.strip()),
+            "served_model_name must be a name that clients can give, not ''",
+        )
         _one_of("dtype", self.dtype, DtypeName)
         _one_of("kernels", self.kernels, KernelsName)
 

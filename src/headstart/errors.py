@@ -32,14 +32,32 @@ class _Quotes(reprlib.Repr):
         return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
 
 
-_QUOTES = _Quotes()
-_QUOTES.maxstring = 120
-_LONGEST_QUOTE = 160
+class _JsonQuotes(_Quotes):
+    """With JSON's words for what has another one in Python; strings keep their single quotes."""
+
+    def repr_NoneType(self, _x: None, _level: int) -> str:  # noqa: N802 - reprlib looks for the type's name
+        return "null"
+
+    def repr_bool(self, x: bool, _level: int) -> str:
+        return "true" if x else "false"
+
+
+_LONGEST_STRING, _LONGEST_QUOTE = 120, 160
+_QUOTES, _JSON_QUOTES = _Quotes(), _JsonQuotes()
+_QUOTES.maxstring = _JSON_QUOTES.maxstring = _LONGEST_STRING
 
 
 def shown(value: object) -> str:
     """``value`` as a sentence may quote it: its ``repr``, shortened where somebody sent a novel."""
-    quote = _QUOTES.repr(value)
+    return _shortened(_QUOTES.repr(value))
+
+
+def shown_json(value: object) -> str:
+    """As `shown`, for a value that came as JSON: ``null``, ``true`` and ``false``."""
+    return _shortened(_JSON_QUOTES.repr(value))
+
+
+def _shortened(quote: str) -> str:
     return quote if len(quote) <= _LONGEST_QUOTE else f"{quote[:_LONGEST_QUOTE]}…"
 
 

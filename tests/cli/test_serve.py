@@ -7,6 +7,7 @@ import json
 import shlex
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from headstart.cli.command import Command
 from headstart.cli.serve import parse_bytes, print_banner, serve
 from headstart.engine.messages import EngineInfo
 
@@ -40,7 +42,7 @@ INFO = EngineInfo(
 
 def invoke(*arguments: str) -> Result:
     app = typer.Typer()
-    app.command()(serve)
+    app.command(cls=Command)(serve)
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
@@ -89,12 +91,31 @@ def test_a_bad_events_configuration_is_one_sentence() -> None:
         (("--prefix-caching-hash-algo", "md5"), "sha256_cbor"),
         (("--dtype", "int4"), "bfloat16"),
         (("--port", "70000"), "65535"),
+        (("--gpu-memory-utilization", "0.9"), "--kv-cache-memory-bytes"),
     ],
 )
 def test_a_wrong_value_says_what_is_allowed(arguments: tuple[str, ...], words: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
+    assert "Value error" not in result.stderr
+
+
+def test_a_model_may_be_named_as_an_option_but_once() -> None:
+    alone = invoke("--model", "no-such-model", "--port", "0")
+    assert "there is no model 'no-such-model'" in alone.stderr
+    twice = invoke("one", "--model", "other", "--port", "0")
+    assert "give the model once: 'one' or --model other" in twice.stderr
+
+
+def test_a_file_that_is_no_model_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("no model")
+    result = invoke(str(tmp_path / "README.md"), "--port", "0")
+    assert "README.md exists, but is no model: it is neither a GGUF file nor a directory" in result.stderr
+
+
+def test_a_name_for_clients_must_be_one() -> None:
+    assert "served_model_name must be a name" in invoke("--served-model-name", "").stderr
 
 
 def test_help_names_every_option() -> None:
@@ -104,7 +125,7 @@ def test_help_names_every_option() -> None:
         "--seed",
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
-        "--estimate-hit-rates", "--no-estimate-hit-rates",
+        "--estimate-hit-rates", "--no-estimate-hit-rates", "--explain-misses", "--no-explain-misses",
         "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
     ):  # fmt: skip
         assert option in text
@@ -152,9 +173,14 @@ def test_banner_says_what_is_served() -> None:
 def test_banner_says_where_events_are() -> None:
     assert "KV events" not in banner()
     info = replace(INFO, kv_events_endpoint="tcp://0.0.0.0:5557")
-    assert "KV events      tcp://0.0.0.0:5557 " in banner(info=info)
+    assert "KV events      tcp://0.0.0.0:5557\n" in banner(info=info)
     text = banner(info=replace(info, kv_events_replay_endpoint="tcp://0.0.0.0:5558"))
     assert "tcp://0.0.0.0:5557, replayed at tcp://0.0.0.0:5558" in " ".join(text.split())
+
+
+def test_a_long_name_is_shown_whole() -> None:
+    name = "organisation/" + "a-very-long-name-" * 8
+    assert name in banner(info=replace(INFO, model_name=name))
 
 
 def test_banner_says_where_tokens_go() -> None:

@@ -63,7 +63,7 @@ class House:
         await until(lambda: not (state.connections or state.tasks))
         await until(lambda: (self.engine.stats.num_running, self.engine.stats.num_waiting) == (0, 0))
         assert self.engine.stats.kv_cache_usage == 0.0
-        assert (self.engine._queues, self.engine._resets) == ({}, {})
+        assert (self.engine._queues, self.engine._seats, self.engine._resets) == ({}, {}, {})
         assert await self.engine.reset_prefix_cache(), "a block is in use"
 
 

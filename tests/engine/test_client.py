@@ -361,20 +361,46 @@ def test_each_choice_counts_where_requests_are_bounded(engine: Engine) -> None:
     engine.run(scenario)
 
 
-def test_whoever_is_let_in_counts_before_he_reads(engine: Engine) -> None:
+def test_a_request_counts_from_the_moment_it_is_taken_on(engine: Engine) -> None:
     async def scenario() -> None:
         info = engine.client.info
-        engine.client.info = msgspec.structs.replace(info, max_num_seqs=1, max_queued_requests=1)
+        engine.client.info = msgspec.structs.replace(info, max_num_seqs=2, max_queued_requests=3)
         try:
-            first, second = engine.stream(PROMPT, greedy(2)), engine.stream(PROMPT, greedy(2))
-            with pytest.raises(RequestError, match=r"at most 2 requests at a time.*2 are there") as full:
-                engine.stream(PROMPT, greedy(2))
+            burst = [engine.stream(PROMPT, greedy(2)) for _ in range(5)]  # nobody has asked for an output
+            for params in (greedy(2), greedy(2, n=5)):
+                with pytest.raises(RequestError, match=r"at most 5 requests at a time .* no room") as full:
+                    engine.stream(PROMPT, params)
+                assert full.value.status == 429
+            await burst.pop().aclose()  # never begun: given back as it is forgotten
+            engine.client.check_queue(greedy())
+            burst.append(engine.stream(PROMPT, greedy(2)))
+            for stream in burst:
+                assert len([output async for output in stream]) == 2
+            assert engine.client._seats == {}
+            assert len(by_choice(await engine.ask(PROMPT, greedy(n=5)))) == 5
+        finally:
+            engine.client.info = info
+
+    engine.run(scenario)
+
+
+def test_the_prompts_of_one_body_count_as_a_whole(engine: Engine) -> None:
+    async def scenario() -> None:
+        info = engine.client.info
+        engine.client.info = msgspec.structs.replace(info, max_num_seqs=2, max_queued_requests=3)
+        try:
+            with pytest.raises(RequestError, match=r"60 prompts count as 60 requests.* at most 5") as never:
+                engine.client.check_queue(greedy(), 60)
+            assert (never.value.status, never.value.param) == (400, "prompt")
+            with pytest.raises(RequestError, match="3 prompts with 2 choices each count as 6"):
+                engine.client.check_queue(greedy(n=2), 3)
+            one = engine.stream(PROMPT, greedy(2))
+            engine.client.check_queue(greedy(n=2), 2)
+            with pytest.raises(RequestError, match="no room for 5 more") as full:
+                engine.client.check_queue(greedy(), 5)
             assert full.value.status == 429
-            del second  # who never reads gives the place back
-            third = engine.stream(PROMPT, greedy(2))
-            for stream in (first, third):
-                assert len(tokens_of([output async for output in stream])) == 2
-            await engine.ask(PROMPT, greedy(n=2))
+            del one
+            engine.client.check_queue(greedy(), 5)
         finally:
             engine.client.info = info
 

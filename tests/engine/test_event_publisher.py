@@ -142,7 +142,10 @@ def test_a_subscriber_gets_topic_number_and_payload(
         topic, number, payload = listen(publisher, subscriber)
     assert topic == b"kv@pod@model"
     sequence = int.from_bytes(number, "big")
-    assert decode(payload, sequence=sequence).events == removal(sequence, block_hash=sequence)
+    # The first batch of all, if the subscription was quicker than that.
+    beginning: list[KVEvent] = [AllBlocksCleared(sequence=EPOCH)]
+    expected = beginning if sequence == EPOCH else removal(sequence, block_hash=sequence)
+    assert decode(payload, sequence=sequence).events == expected
 
 
 def test_an_address_without_a_wildcard_is_connected_to(
@@ -192,8 +195,14 @@ def test_what_finds_the_queue_full_is_counted_and_its_number_is_missing(
     assert kept == [*range(EPOCH, EPOCH + len(kept))]
     assert 3 <= len(kept) <= 4
     assert publisher.num_dropped == 20 - len(kept)
-    publisher.publish(removal(EPOCH + 20))
-    assert numbers(replay(context, publisher.replay_endpoint))[-1] == EPOCH + 20
+    number = EPOCH + 20
+    publisher.publish(removal(number))
+    while publisher.num_dropped > number - EPOCH - len(
+        kept
+    ):  # ZeroMQ is told in its own time that there is room
+        number += 1
+        publisher.publish(removal(number))
+    assert numbers(replay(context, publisher.replay_endpoint))[-1] == number
 
 
 @pytest.mark.parametrize("name", ["endpoint", "replay_endpoint"])

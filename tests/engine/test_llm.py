@@ -19,9 +19,11 @@ from headstart.engine.choices import of_choice
 from headstart.engine.llm import _Job
 from headstart.engine.request import RequestOutput, StepPlan, StepResult, TokenLogprob
 from headstart.errors import ConfigError, EngineError, ModelNotFoundError, RequestError
+from headstart.text import TextStream
 
 TEXT = "The server keeps the keys and the values of every block of tokens until the memory is wanted."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+SEEDED = SamplingParams(seed=3, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,12 @@ def test_prompts_are_texts_or_token_ids_one_or_many(llm: LLM) -> None:
     ids = llm.tokenizer.encode(TEXT)
     (expected,) = llm.generate([TEXT], GREEDY)
     same: list[Any] = [TEXT, (TEXT,), ids, [ids], (tuple(ids),)]
+    same += [
+        {"prompt": TEXT},
+        [{"prompt": TEXT}],
+        {"prompt_token_ids": ids},
+        [{"prompt_token_ids": tuple(ids)}],
+    ]
     for prompts in same:
         (generation,) = llm.generate(prompts, GREEDY)
         assert (generation.prompt_token_ids, generation.text) == (ids, expected.text)
@@ -116,6 +124,55 @@ def test_a_seed_repeats(llm: LLM) -> None:
 
     assert sampled(1) == sampled(1)
     assert sampled(1) != sampled(2)
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    each = [replace(GREEDY, max_tokens=3), replace(SEEDED, n=2, max_tokens=5), replace(GREEDY, stop=("e",))]
+    together = llm.generate([TEXT] * 3, each)
+    alone = [generation for params in each for generation in llm.generate(TEXT, params)]
+    assert [g.token_ids for g in together] == [g.token_ids for g in alone]
+    assert [len(g.token_ids) for g in together[:3]] == [3, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"sampling_params": [GREEDY]},
+            "sampling_params must have one entry for each of the 2 prompts, got 1",
+        ),
+        ({"sampling_params": {"n": 1}}, "sampling_params must be of type SamplingParams, or a list"),
+        ({"sampling_params": [GREEDY, None]}, "sampling_params must be of type SamplingParams, or a list"),
+        ({"priority": [1]}, "priority must have one entry for each of the 2 prompts, got 1"),
+        ({"priority": "high"}, "priority must be of type int, or a list"),
+        ({"priority": 1}, 'prompt 0: priority is 1, but scheduling_policy is not "priority"'),
+    ],
+)
+def test_what_is_not_for_each_prompt_is_refused(llm: LLM, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.generate([TEXT, TEXT], **fields)
+    assert str(caught.value).startswith(words)
+
+
+def test_the_smaller_priority_is_served_first(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(
+        str(tiny_llama_dir), dtype="float32", num_blocks=100, max_num_seqs=1, scheduling_policy="priority"
+    )
+    served: list[int] = []
+    runner = llm._core._runner
+
+    class Watch:
+        def run(self, plan: StepPlan) -> StepResult:
+            served.extend(row.token_ids[0] for row in plan.rows)
+            return runner.run(plan)
+
+    monkeypatch.setattr(llm._core, "_runner", Watch())
+    one = SamplingParams(temperature=0.0, max_tokens=1)
+    llm.generate([[1, 9], [2, 9], [3, 9]], one, priority=[2, 0, 1])
+    assert served == [2, 3, 1]
+    assert llm.reset_prefix_cache()
+    llm.generate([[1, 9], [2, 9]], one, priority=-5)
+    assert served[3:] == [1, 2]
 
 
 # -- how it ends ---------------------------------------------------------------------------------
@@ -184,6 +241,23 @@ def test_a_stop_token_is_the_last_token_and_not_in_the_text(
     assert ended.finish_reason == "stop"
 
 
+def test_what_ended_the_text_is_part_of_it_if_that_is_wanted(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teller = Teller(llm, monkeypatch, "one two three four five")
+    place = teller.ids.index(teller.ids[4])
+    ends = (
+        (SamplingParams(stop=("two",)), "one two"),
+        (
+            SamplingParams(stop_token_ids=(teller.ids[4],)),
+            llm.tokenizer.decode(teller.ids[: place + 1]),
+        ),
+    )
+    for params, text in ends:
+        (ended,) = llm.generate(TEXT, replace(params, include_stop_str_in_output=True))
+        assert (ended.text, ended.finish_reason) == (text, "stop")
+
+
 def test_half_a_character_at_the_end_is_shown_as_such(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     teller = Teller(llm, monkeypatch, "né")
     (cut,) = llm.generate(TEXT, SamplingParams(max_tokens=len(teller.ids) - 1))
@@ -249,6 +323,35 @@ def test_a_step_that_fails_is_an_error_and_leaves_the_engine_usable(
             llm.generate([TEXT, "another"] * 5, GREEDY)
     assert_idle(llm)
     assert len(llm.generate(TEXT, GREEDY)[0].token_ids) == 16
+
+
+def test_a_request_that_cannot_be_built_is_never_in_the_engine(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever raises on the way, the engine must not know an id that nobody here does."""
+    with monkeypatch.context() as patch:
+        built: list[object] = []
+
+        def text_stream(*args: Any, **kwargs: Any) -> TextStream:
+            if len(built) == 2:
+                raise RequestError("no such text", param="stop")
+            built.append(args)
+            return TextStream(*args, **kwargs)
+
+        patch.setattr(llm_module, "TextStream", text_stream)
+        with pytest.raises(RequestError, match="prompt 2: no such text"):
+            llm.generate([TEXT] * 3, GREEDY)
+    assert_idle(llm)
+    assert len(llm.generate(TEXT, GREEDY)[0].token_ids) == 16
+
+
+@pytest.mark.parametrize("bad", [None, 5, {"text": "hi"}, {"prompt": [1]}, {"prompt": "a", "more": 1}, b"ab"])
+def test_what_is_no_prompt_is_refused_in_a_sentence(llm: LLM, bad: Any) -> None:
+    for prompts, index in ((bad, 0), ([TEXT, bad], 1)):
+        if prompts == b"ab":  # a sequence of integers: two token ids
+            continue
+        with pytest.raises(RequestError, match=f"^prompt {index}: a prompt must be a text, a list of"):
+            llm.generate(prompts, GREEDY)
 
 
 # -- Ctrl-C --------------------------------------------------------------------------------------
@@ -382,8 +485,6 @@ def test_greedy_tokens_are_the_likeliest_and_told_so(llm: LLM) -> None:
 
 
 # -- several choices of one prompt -----------------------------------------------------------------
-
-SEEDED = SamplingParams(seed=3, max_tokens=12)
 
 
 class Counter:

@@ -64,7 +64,6 @@ def test_what_is_just_allowed(fields: dict[str, Any]) -> None:
         ("top_k", -2, "0 or -1 (off) or a positive integer"),
         ("max_tokens", 0, "at least 1"),
         ("max_tokens", -5, "at least 1"),
-        ("stop", ("a", ""), "non-empty strings"),
         ("seed", 2**64, "an integer of at most 64 bits"),
         ("seed", -(2**63) - 1, "an integer of at most 64 bits"),
         ("min_p", -0.1, "between 0 and 1"),
@@ -81,8 +80,32 @@ def test_what_is_just_allowed(fields: dict[str, Any]) -> None:
         ("logprobs", 21, "between 0 and 20"),
         ("prompt_logprobs", -1, "between 0 and 20"),
         ("prompt_logprobs", 21, "between 0 and 20"),
-        ("min_tokens", -1, "at least 0 and at most max_tokens"),
-        ("min_tokens", 17, "at least 0 and at most max_tokens"),
+        ("min_tokens", -1, "at least 0 and at most max_tokens, which is 16 unless given"),
+        ("min_tokens", 17, "at least 0 and at most max_tokens, which is 16 unless given"),
+        ("temperature", "0", "a number"),
+        ("temperature", None, "a number"),
+        ("temperature", True, "a number"),
+        ("top_p", [1], "a number"),
+        ("presence_penalty", "1", "a number"),
+        ("top_k", 1.5, "an integer"),
+        ("top_k", None, "an integer"),
+        ("n", "2", "an integer"),
+        ("min_tokens", 1.0, "an integer"),
+        ("max_tokens", "5", "an integer or None"),
+        ("seed", 1.5, "an integer or None"),
+        ("logprobs", True, "an integer or None"),
+        ("prompt_logprobs", "1", "an integer or None"),
+        ("best_of", 2.0, "an integer or None"),
+        ("ignore_eos", 1, "True or False"),
+        ("stop", 5, "a string or a list of strings"),
+        ("stop", ["a", 5], "a string or a list of strings"),
+        ("stop_token_ids", 5, "a list of token ids"),
+        ("stop_token_ids", "ab", "a list of token ids"),
+        ("stop_token_ids", ["a"], "a list of token ids"),
+        ("stop_token_ids", [True], "a list of token ids"),
+        ("logit_bias", {5: "x"}, "token ids, each with a number between -100 and 100"),
+        ("logit_bias", {"5": 1.0}, "token ids, each with a number between -100 and 100"),
+        ("logit_bias", [5], "token ids, each with a number between -100 and 100"),
     ],
 )
 def test_what_is_not_allowed_is_named_with_what_is(name: str, value: Any, allowed: str) -> None:
@@ -90,6 +113,28 @@ def test_what_is_not_allowed_is_named_with_what_is(name: str, value: Any, allowe
         SamplingParams(**{name: value})
     assert str(caught.value) == f"{name} must be {allowed}, got {value!r}"
     assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    for stop in ("", ["a", ""]):
+        with pytest.raises(RequestError, match=r"^stop must be non-empty strings, got ''$"):
+            SamplingParams(stop=stop)  # type: ignore[arg-type]
+
+
+def test_min_tokens_is_refused_with_the_limit_that_was_given() -> None:
+    with pytest.raises(RequestError, match="at most max_tokens, which is 8, got 9"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+    with pytest.raises(RequestError, match="min_tokens must be at least 0, got -1"):
+        SamplingParams(min_tokens=-1, max_tokens=None)
+
+
+def test_none_is_what_vllm_takes_it_for() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(("stop", "stop_token_ids", "logit_bias", "seed", "best_of"))
+    assert SamplingParams(**nothing) == SamplingParams()
+
+
+def test_stop_token_ids_may_be_a_models_own() -> None:
+    assert SamplingParams(stop_token_ids=frozenset({7})).stop_token_ids == (7,)  # type: ignore[arg-type]
 
 
 def test_a_request_counts_prompt_and_output_tokens_apart() -> None:

@@ -69,11 +69,11 @@ def test_a_warm_up_belongs_to_no_figure() -> None:
     assert list(groups) == ["cold", "warm"]
     assert groups["cold"].ttft_ms.maximum == 2000
     assert groups["warm"].ttft_ms.maximum == 1000
-    assert doubts(Scenario.FIRST_TOKEN, [round_of(timing(9, cached=99), kind="cold", repeat=0)]) == []
+    assert doubts_of(round_of(timing(9, cached=99), kind="cold", repeat=0)) == ""
 
 
-def doubts_of(*rounds: Round, scenario: Scenario = Scenario.FIRST_TOKEN) -> str:
-    return " ".join(doubts(scenario, rounds))
+def doubts_of(*rounds: Round, scenario: Scenario = Scenario.FIRST_TOKEN, shared_tokens: int = 90) -> str:
+    return " ".join(doubts(scenario, rounds, shared_tokens=shared_tokens))
 
 
 def test_no_doubts() -> None:
@@ -121,3 +121,4 @@ def test_cold_streams_with_one_prefix_hit_each_other() -> None:
 def test_warm_prompts_that_found_nothing() -> None:
     missed = round_of(timing(1, 2, 3, 4, cached=0), kind="warm")
     assert "found nothing of the warm prompts" in doubts_of(missed)
+    assert doubts_of(missed, shared_tokens=0) == "", "there was nothing to find"

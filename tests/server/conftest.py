@@ -69,7 +69,8 @@ class FakeEngine:
 
     With a ``gate`` each token waits for a release of it; ``fail_after`` so many tokens ``failure`` happens:
     an exception, or a sentence in a last output.
-    ``running`` and ``aborted`` are request ids.
+    ``running`` and ``aborted`` are request ids; ``asked_for`` is what `check_queue` was asked, which
+    refuses when ``full``.
     """
 
     tokenizer: Tokenizer
@@ -82,11 +83,18 @@ class FakeEngine:
     failure: Exception | str = field(default_factory=lambda: EngineDeadError("the engine is gone"))
     why_unhealthy: str | None = None
     blocks_in_use: bool = False
+    full: bool = False
+    asked_for: list[int] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     submitted: list[tuple[list[int], SamplingParams, str | None]] = field(default_factory=list)
     explain: Callable[[MissReport], None] | None = None
     _known: set[tuple[str | None, tuple[int, ...]]] = field(default_factory=set)
+
+    def check_queue(self, params: SamplingParams, num_prompts: int = 1) -> None:
+        self.asked_for.append(params.num_choices * num_prompts)
+        if self.full:
+            raise RequestError("too many", code="queue_full", status=429)
 
     def generate(
         self,

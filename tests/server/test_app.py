@@ -30,7 +30,16 @@ def test_health_follows_the_engine(client: TestClient, engine: Any) -> None:
     response = client.get("/health")
     assert response.status_code == 503
     assert "signal 9" in response.json()["error"]["message"]
-    assert response.json()["error"]["type"] == "server_error"
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
+    assert int(response.headers["retry-after"]) > 0
+
+
+def test_who_is_turned_away_is_told_when_to_come_again(client: TestClient, engine: Any) -> None:
+    engine.full = True
+    response = client.post("/v1/completions", json={"prompt": "hi"})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert response.json()["error"]["type"] == "rate_limit_error"
 
 
 def test_reset_forgets_what_was_cached(client: TestClient) -> None:

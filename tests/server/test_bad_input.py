@@ -97,6 +97,27 @@ def test_compressed_bodies_are_refused(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("temperature", True, "got true"),
+        ("prompt", None, "got null"),
+        ("max_tokens", [None, {"a": False}], "got [null, {'a': false}]"),
+        ("stop", "", "stop must be non-empty strings, got ''"),
+        ("stop", [""], "stop must be non-empty strings, got ''"),
+    ],
+)
+def test_answers_to_json_speak_json(client: TestClient, field: str, value: Any, words: str) -> None:
+    message = error_of(client.post("/v1/completions", json=GOOD | {field: value}))["message"]
+    assert message.endswith(words)
+
+
+def test_min_tokens_tells_the_default_that_it_exceeds(client: TestClient) -> None:
+    error = error_of(client.post("/v1/completions", json=GOOD | {"min_tokens": 20}))
+    assert error["param"] == "min_tokens"
+    assert "at most max_tokens, which is 16 unless given, got 20" in error["message"]
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/completions", {"prompt": "a", "model": "m" * 10**6}),
@@ -188,6 +209,66 @@ def test_a_bug_is_a_500_that_tells_nothing_of_the_inside(
     error = error_of(response)
     assert error["code"] == "internal_error"
     assert "secret" not in error["message"]
+
+
+BOTH: dict[str, list[Any]] = {  # what asks for something, then what asks for nothing
+    "bad_words": [["x"], []],
+    "allowed_token_ids": [[1], None],
+    "response_format": [{"type": "json_object"}, {"type": "text"}],
+    "structural_tag": ["{}", None],
+    "use_beam_search": [True, False],
+    "length_penalty": [0.5, 1.0, 1],
+    "logits_processors": [["x"], []],
+    "thinking_token_budget": [10, None],
+    "vllm_xargs": [{"a": 1}, {}],
+    "return_token_ids": [True, False],
+    "return_tokens_as_token_ids": [True, False],
+    "detokenize": [False, True],
+    "skip_special_tokens": [False, True],
+}
+CHAT_ONLY: dict[str, list[Any]] = {
+    "chat_template": ["{{ messages }}", None],
+    "documents": [[{"text": "a"}], []],
+    "echo": [True, False],
+    "web_search_options": [{}, None],
+    "mm_processor_kwargs": [{"a": 1}, {}],
+}
+COMPLETIONS_ONLY: dict[str, list[Any]] = {"prompt_embeds": ["AAAA", None]}
+CHAT: tuple[str, dict[str, Any]] = (
+    "/v1/chat/completions",
+    {"messages": [{"role": "user", "content": "hi"}]},
+)
+NOT_YET = [
+    *((*CHAT, name, *values) for name, values in (BOTH | CHAT_ONLY).items()),
+    *(("/v1/completions", GOOD, name, *values) for name, values in (BOTH | COMPLETIONS_ONLY).items()),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "values"),
+    [(path, body, name, values) for path, body, name, *values in NOT_YET],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_would_change_the_answer_is_refused_and_never_ignored(
+    client: TestClient, path: str, body: dict[str, Any], name: str, values: list[Any]
+) -> None:
+    asks, *neutral = values
+    response = client.post(path, json={**body, name: asks})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    for value in (*neutral, None):
+        assert client.post(path, json={**body, name: value}).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), [CHAT, ("/v1/completions", GOOD)])
+def test_usage_in_every_chunk_is_refused(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    for asks, status in ((True, 400), (False, 200)):
+        options = {"include_usage": True, "continuous_usage_stats": asks}
+        response = client.post(path, json={**body, "stream": True, "stream_options": options})
+        assert response.status_code == status
+        if asks:
+            assert error_of(response)["param"] == "stream_options.continuous_usage_stats"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

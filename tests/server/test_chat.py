@@ -253,3 +253,30 @@ def test_each_streamed_answer_has_its_role_text_and_end(client: TestClient, engi
     assert len(chunks) == len([chunk for chunk in chunks if len(chunk["choices"]) == 1])
     assert last["usage"]["prompt_tokens"] == len(PROMPT)
     assert last["usage"]["completion_tokens"] == len("fine, t") + 6 + 3
+
+
+def test_an_assistants_message_may_have_no_content(client: TestClient, engine: Any) -> None:
+    for silent in ({}, {"content": None}, {"content": None, "tool_calls": None, "refusal": "no"}):
+        messages = [*MESSAGES, {"role": "assistant", **silent}, {"role": "user", "content": "go on"}]
+        ask(client, messages=messages)
+        prompt = engine.tokenizer.decode(engine.submitted[-1][0])
+        assert prompt == "[system]Be brief.[user]hi[assistant][user]go on[assistant]"
+
+
+def test_tool_calls_without_content_are_refused_as_tool_calls(client: TestClient) -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    for silent in ({}, {"content": None}):
+        messages = [*MESSAGES, {"role": "assistant", "tool_calls": calls, **silent}]
+        response = client.post(URL, json={"messages": messages})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("messages[2].tool_calls", "unsupported_parameter")
+
+
+def test_tools_that_may_not_be_called_change_nothing(client: TestClient, engine: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    ask(client, tools=tools, tool_choice="none")
+    assert engine.tokenizer.decode(engine.submitted[-1][0]) == PROMPT
+    response = client.post(URL, json={"messages": MESSAGES, "tools": tools})
+    assert response.status_code == 400
+    assert 'send [] or tool_choice "none"' in response.json()["error"]["message"]

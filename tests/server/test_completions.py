@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from starlette.testclient import TestClient
 
@@ -116,13 +115,13 @@ def test_logprobs_have_openais_shape(client: TestClient, engine: Any) -> None:
     other = engine.tokenizer.decode([33])
     assert choice["text"] == "aéb"
     assert choice["logprobs"] == {
-        "tokens": ["a", "\ufffd", "\ufffd", "b"],
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9", "b"],
         "token_logprobs": [-1.0, -2.0, -3.0, -4.0],
         "text_offset": [0, 1, 1, 2],
         "top_logprobs": [
             {"a": -1.0, other: -0.25},
-            {"\ufffd": -2.0, other: -0.25},
-            {"\ufffd": -3.0, other: -0.25},
+            {"bytes:\\xc3": -2.0, other: -0.25},
+            {"bytes:\\xa9": -3.0, other: -0.25},
             {"b": -4.0, other: -0.25},
         ],
     }
@@ -136,6 +135,17 @@ def test_logprobs_end_with_the_stop_string(client: TestClient) -> None:
     assert "".join(choice["logprobs"]["tokens"]) == "fine, t"
     assert choice["logprobs"]["top_logprobs"][0] == {"f": -1.0}
     assert complete(client, "hello")["choices"][0]["logprobs"] is None
+
+
+def test_what_ended_the_text_is_left_out_of_it_unless_it_is_wanted(client: TestClient, engine: Any) -> None:
+    (comma,) = engine.tokenizer.encode(",")
+    for end, without in (({"stop_token_ids": [comma]}, "fine"), ({"stop": ", t"}, "fine")):
+        for included in (False, True):
+            reply = complete(client, "hello", include_stop_str_in_output=included, **end)
+            (choice,) = reply["choices"]
+            whole = without + str(end.get("stop", ","))
+            assert (choice["text"], choice["finish_reason"]) == (whole if included else without, "stop")
+            assert reply["usage"]["completion_tokens"] == len(whole)  # it was generated all the same
 
 
 # -- echo ------------------------------------------------------------------------------------------
@@ -171,16 +181,16 @@ def test_logprobs_of_an_echo_cover_prompt_and_answer(client: TestClient, engine:
     other = engine.tokenizer.decode([33])
     assert choice["text"] == "añbé"
     assert choice["logprobs"] == {
-        "tokens": ["a", "\ufffd", "\ufffd", "b", "\ufffd", "\ufffd", "<end>"],
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xb1", "b", "bytes:\\xc3", "bytes:\\xa9", "<end>"],
         "token_logprobs": [None, -0.5, -1.0, -1.5, -1.0, -2.0, -3.0],
         "text_offset": [0, 1, 1, 2, 3, 3, 4],
         "top_logprobs": [
             None,
-            {"\ufffd": -0.5, other: -0.25},
-            {"\ufffd": -1.0, other: -0.25},
+            {"bytes:\\xc3": -0.5, other: -0.25},
+            {"bytes:\\xb1": -1.0, other: -0.25},
             {"b": -1.5, other: -0.25},
-            {"\ufffd": -1.0, other: -0.25},
-            {"\ufffd": -2.0, other: -0.25},
+            {"bytes:\\xc3": -1.0, other: -0.25},
+            {"bytes:\\xa9": -2.0, other: -0.25},
             {"<end>": -3.0, other: -0.25},
         ],
     }
@@ -344,15 +354,33 @@ def test_choices_of_all_prompts_together_are_bounded(client: TestClient, engine:
     assert not engine.submitted
 
 
-def test_more_choices_than_the_engine_ever_takes_on_are_no_matter_of_later(
-    client: TestClient, engine: Any
+def test_the_prompts_of_a_body_are_taken_on_together_or_not_at_all(client: TestClient, engine: Any) -> None:
+    body = {"prompt": ["a", "b", "c"], "n": 2}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    assert engine.asked_for == [6]
+    engine.full, engine.submitted = True, []
+    assert client.post("/v1/completions", json=body).status_code == 429
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "unless_asked"),
+    [
+        (URL, {"prompt": "hi"}, True),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, False),
+    ],
+)
+def test_special_tokens_are_added_as_asked(
+    client: TestClient, engine: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, unless_asked: bool
 ) -> None:
-    engine.info = msgspec.structs.replace(engine.info, max_queued_requests=2)  # and 8 run
-    response = client.post(URL, json={"prompt": ["hi"] * 6, "n": 2})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert (error["param"], error["code"]) == ("prompt", "invalid_value")
-    assert "12 choices of all prompts together" in error["message"]
-    assert "at most 10 at a time" in error["message"]
-    assert not engine.submitted
-    assert client.post(URL, json={"prompt": ["hi"] * 5, "n": 2}).status_code == 200
+    encode, seen = type(engine.tokenizer).encode, []
+
+    def watched(self: Any, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if text != engine.answer:
+            seen.append(add_special_tokens)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(type(engine.tokenizer), "encode", watched)
+    for asked in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
+        assert client.post(path, json=body | asked).status_code == 200
+    assert seen == [unless_asked, True, False]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,10 @@ COUNTERS = [
     "generation_tokens",
 ]
 GAUGES = ["kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"]
+TOKENS = (
+    "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 500.0 1000.0 2000.0 5000.0 10000.0 20000.0 50000.0 100000.0 "
+    "200000.0 500000.0 1e+06 2e+06 5e+06 1e+07 2e+07 5e+07 +Inf"
+)
 BUCKETS = {
     "time_to_first_token_seconds": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 "
     "10.0 20.0 40.0 80.0 160.0 640.0 2560.0 +Inf",
@@ -29,6 +35,8 @@ BUCKETS = {
     "20.0 40.0 80.0 +Inf",
     "e2e_request_latency_seconds": "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 "
     "240.0 480.0 960.0 1920.0 7680.0 +Inf",
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
 }
 
 
@@ -120,12 +128,16 @@ def test_requests_are_counted_by_how_they_ended(client: TestClient, engine: Any)
     assert value(samples, "time_to_first_token_seconds_count") == 9
     tokens = [len("fine, thanks") + 1, 2, len("fine,"), 1, 1, 2, 2, 2, 1]
     assert value(samples, "inter_token_latency_seconds_count") == sum(tokens) - len(tokens)
+    assert value(samples, "request_generation_tokens_count") == 9
+    assert value(samples, "request_generation_tokens_sum") == sum(tokens)
+    assert value(samples, "request_prompt_tokens_count") == 9
+    assert value(samples, "request_prompt_tokens_sum") == 2 * 7 + 1 * 2  # each choice is a request
 
 
 def test_times_are_measured_from_arrival_and_from_token_to_token(engine: Any) -> None:
     now = 100.0
     metrics = Metrics(engine, LABELS["model_name"], clock=lambda: now)
-    timer = RequestTimer(metrics, arrived=100.0)
+    timer = RequestTimer(metrics, arrived=100.0, num_prompt_tokens=7)
     for now, count in ((103.0, 1), (103.0, 0), (104.0, 1), (106.0, 2)):  # noqa: B007 - the clock reads it
         timer.tokens(count)
     now = 107.0
@@ -137,9 +149,16 @@ def test_times_are_measured_from_arrival_and_from_token_to_token(engine: Any) ->
     assert value(samples, "e2e_request_latency_seconds_sum") == pytest.approx(7)
 
 
+def test_the_readme_names_every_series(client: TestClient) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    told = {name.removesuffix("_total") for name in re.findall(r"`(vllm:\w+)`", readme)}
+    names = {family.name for family in text_string_to_metric_families(client.get("/metrics").text)}
+    assert told == {name for name in names if name.startswith("vllm:") and not name.endswith("_created")}
+
+
 def test_two_servers_in_one_process_keep_their_numbers_apart(engine: Any) -> None:
     first, second = Metrics(engine, "a"), Metrics(engine, "b")
-    RequestTimer(first, first.clock()).end("stop")
+    RequestTimer(first, first.clock(), num_prompt_tokens=1).end("stop")
     assert (
         b'vllm:request_success_total{engine="0",finished_reason="stop",model_name="a"} 1.0'
         in first.exposition()

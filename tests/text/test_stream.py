@@ -146,3 +146,17 @@ def test_text_that_continues_other_text_keeps_its_first_space(families: Any) -> 
         assert ids[: len(half)] == half
         stream = TextStream(family.ours, [], continued=True)
         assert stream.push(ids[len(half) :]) + stream.finish() == " in the cache"
+
+
+@pytest.mark.parametrize(("included", "by_string", "by_token"), [(False, "xa", "ab"), (True, "xaba", "aba")])
+def test_what_ends_the_text_is_in_it_only_if_that_is_wanted(
+    smallest: Any, included: bool, by_string: str, by_token: str
+) -> None:
+    stream = TextStream(smallest.ours, ["ba"], include_stop=included)
+    assert stream.push(letters(smallest, "xabaa")) == by_string
+    stream = TextStream(smallest.ours, ["never"], include_stop=included)
+    text = stream.push_output(letters(smallest, "aba"), ended=True) + stream.finish()
+    assert (text, stream.num_tokens, stream.stopped) == (by_token, 3, False)
+    stream = TextStream(smallest.ours, ["b"], include_stop=included)
+    stream.push_output(letters(smallest, "aba"), ended=True)
+    assert stream.num_tokens == 2, "what comes behind a stop string does not count, a stop token neither"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart.cli.bench import bench
+from headstart.cli.command import Command
 from headstart.cli.demo import demo
 from headstart.cli.pull import pull
 from headstart.cli.serve import serve
@@ -40,7 +41,7 @@ def root(
 
 
 for command in (serve, pull, demo, bench, verify_log):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from headstart.cli.pull import fetch_progress
 from headstart.config import (
@@ -30,11 +29,13 @@ from headstart.config import (
 )
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.model import source
 from headstart.server.app import build_app
 from headstart.server.listen import HttpServer, bind, url_of
 from headstart.text import ChatTemplate, Tokenizer
+
+DEFAULT_MODEL = "smollm2-135m"
 
 _SERVER = "Server"
 _MODEL = "Model"
@@ -60,17 +61,30 @@ def _batched_tokens(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
+def _no_share_of_memory(value: str | None) -> None:
+    if value is not None:
+        raise typer.BadParameter("headstart takes a size and no share: give --kv-cache-memory-bytes 2G, say")
+
+
 def serve(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A built-in name (smollm2-135m), a directory or organisation/model of Hugging Face, or a "
-            "GGUF file."
+            "GGUF file.",
+            show_default=DEFAULT_MODEL,
         ),
-    ] = "smollm2-135m",
+    ] = None,
+    model_option: Annotated[
+        str | None, typer.Option("--model", help="The same, as other servers have it.", hidden=True)
+    ] = None,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on; 0.0.0.0 is every one.", rich_help_panel=_SERVER),
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 is every one. There are no API keys yet: whoever reaches it "
+            "is served, so put a proxy that asks for them in front.",
+            rich_help_panel=_SERVER,
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
@@ -121,6 +135,9 @@ def serve(
             show_default="a share of what is free",
             rich_help_panel=_MEMORY,
         ),
+    ] = None,
+    gpu_memory_utilization: Annotated[  # noqa: ARG001 - it only says what to give instead
+        str | None, typer.Option(callback=_no_share_of_memory, expose_value=False, hidden=True)
     ] = None,
     num_blocks: Annotated[
         int | None,
@@ -198,6 +215,15 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = "sha256_cbor",
+    explain_misses: Annotated[
+        bool,
+        typer.Option(
+            help="Say in /metrics and in the log for every computed prompt token why it was not a hit; keeps "
+            "the text of as many evicted blocks as there are blocks.",
+            show_default="on",
+            rich_help_panel=_CACHE,
+        ),
+    ] = True,
     estimate_hit_rates: Annotated[
         bool,
         typer.Option(
@@ -229,7 +255,8 @@ def serve(
     max_queued_requests: Annotated[
         int | None,
         typer.Option(
-            help="Most requests that wait; others are turned away with status 429.",
+            help="Most requests that wait; others are turned away with status 429. Each prompt of a body and "
+            "each choice of a prompt counts as one.",
             show_default="no bound",
             rich_help_panel=_STEPS,
         ),
@@ -264,7 +291,8 @@ def serve(
     usage.prompt_tokens_details.cached_tokens.
 
     /health, /metrics (Prometheus, vLLM's names) and POST /reset_prefix_cache
-    are for operators.
+    are for operators.  /health says 503 while no engine serves, and when one has
+    said nothing for five minutes though requests wait for it.
 
     Ctrl-C or SIGTERM lets running requests finish for a few seconds; a second
     Ctrl-C does not wait.
@@ -278,6 +306,10 @@ def serve(
         headstart serve --num-blocks 256 --prefix-index hash
     """
     try:
+        if model is not None and model_option is not None:
+            raise ConfigError(f"give the model once: {model!r} or --model {model_option}")
+        if model is None:
+            model = DEFAULT_MODEL if model_option is None else model_option
         config = EngineConfig.from_options(
             model=model,
             served_model_name=served_model_name,
@@ -299,6 +331,7 @@ def serve(
             max_pinned_share=max_pinned_share,
             prefix_caching_hash_algo=prefix_caching_hash_algo,
             estimate_hit_rates=estimate_hit_rates,
+            explain_misses=explain_misses,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
             max_queued_requests=max_queued_requests,
@@ -365,11 +398,10 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
     if info.kv_events_endpoint is not None:
         again = info.kv_events_replay_endpoint
         rows["KV events"] = info.kv_events_endpoint + ("" if again is None else f", replayed at {again}")
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows.items():
-        table.add_row(f"[dim]{name}[/]", escape(value))
     console.print(f"[bold]headstart {version('headstart')}[/] is ready.  Ctrl-C stops it.\n")
-    console.print(table)
+    width = max(map(len, rows))
+    for name, value in rows.items():  # whole, however narrow the terminal: names are there to be copied
+        console.print(f"[dim]{name:<{width}}[/]  {escape(value)}", soft_wrap=True)
     if info.decision_log is not None:
         told = f"\nThe token ids of all prompts and answers go to {info.decision_log}"
         console.print(told, soft_wrap=True, markup=False)

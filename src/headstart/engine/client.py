@@ -9,10 +9,10 @@ import os
 import sys
 import tempfile
 import time
+import weakref
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from weakref import WeakValueDictionary
 
 import msgspec
 import zmq
@@ -82,7 +82,10 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._queues: dict[str, asyncio.Queue[RequestOutput | None]] = {}  # None: the engine is gone
-        self._promised: WeakValueDictionary[str, Submit] = WeakValueDictionary()  # not read from yet
+        self._seats: dict[
+            int, int
+        ] = {}  # by ticket: choices taken on whose first output nobody asked for yet
+        self._tickets = itertools.count()
         self._resets: dict[int, asyncio.Future[bool]] = {}
         self._calls = itertools.count()
         self._limits: Limits | None = None
@@ -165,24 +168,59 @@ class EngineClient:
         ``request_id`` names the request on the wire and must never have been used before.
 
         Raises ``RequestError`` at once (before the first ``await``) for what can never be served:
-        too long, a token outside the vocabulary, more blocks than the pool has; and (with status 429)
-        while too many requests are in flight already.  The iterator raises
+        too long, a token outside the vocabulary, more blocks than the pool has; and as `check_queue`.  It
+        counts as in flight from now on, until the iterator ends, is closed or forgotten.  The iterator raises
         ``EngineError``, or ``EngineDeadError`` if the process is gone.  Closing or cancelling it early
         aborts the request; `abort` ends one of its choices.
         """
         self._check_alive().check(prompt_token_ids, params, priority)
-        self._check_queue(params)
+        self.check_queue(params)
         try:  # what the engine could not read would get no answer
             msgspec.convert(msgspec.to_builtins(params), SamplingParams)
         except msgspec.ValidationError as error:
             raise RequestError(f"sampling parameters: {error}", code="invalid_value") from error
         submit = Submit(request_id, _wire_tokens(prompt_token_ids), params, cache_salt, priority)
-        self._promised[request_id] = submit  # until its stream begins, or is dropped
-        return self._stream(submit)
+        ticket = next(self._tickets)
+        stream = self._stream(submit, ticket)
+        # Nothing of a generator runs, its ``finally`` neither, when it is closed before it was begun.
+        weakref.finalize(stream, self._seats.pop, ticket, None).atexit = False
+        self._seats[ticket] = params.num_choices
+        return stream
 
-    async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:
-        self._promised.pop(submit.request_id, None)
-        self._check_alive()  # again: this runs when the first output is asked for
+    def check_queue(self, params: SamplingParams, num_prompts: int = 1) -> None:
+        """Raises ``RequestError`` unless so many prompts more may be taken on; each choice counts as one.
+
+        With status 429 while too many requests are in flight, with 400 for more than could ever be.
+        """
+        bound = self.info.max_queued_requests
+        if bound is None:
+            return
+        each, running = params.num_choices, self.info.max_num_seqs
+        wanted, most = num_prompts * each, running + bound
+        if wanted > most:
+            what, param = f"{each} choices of a prompt", "n" if params.best_of is None else "best_of"
+            if num_prompts > 1:
+                with_choices = "" if each == 1 else f" with {each} choices each"
+                what, param = f"{num_prompts} prompts{with_choices}", "prompt"
+            raise RequestError(
+                f"{what} count as {wanted} requests, but this server takes on at most {most} at a time; "
+                "ask for fewer",
+                param=param,
+                code="invalid_value",
+            )
+        if len(self._queues) + sum(self._seats.values()) + wanted > most:
+            raise RequestError(
+                f"this server takes on at most {most} requests at a time ({running} that run and {bound} "
+                f"that wait), and there is no room for {wanted} more; please try again later",
+                code="queue_full",
+                status=429,
+            )
+
+    async def _stream(self, submit: Submit, ticket: int) -> AsyncGenerator[RequestOutput, None]:
+        del self._seats[
+            ticket
+        ]  # from now on it is in the queues; this runs when the first output is asked for
+        self._check_alive()
         running = set(choice_ids(submit.request_id, submit.params.num_choices))
         if not running.isdisjoint(self._queues):
             raise RequestError(f"request id {submit.request_id!r} is in use", param="request_id")
@@ -252,28 +290,6 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=0)
         self._directory.cleanup()
-
-    def _check_queue(self, params: SamplingParams) -> None:
-        most = self.info.most_requests
-        if most is None:
-            return
-        choices = params.num_choices
-        if choices > most:
-            raise RequestError(
-                f"{choices} choices of a prompt count as {choices} requests, but this server takes on "
-                f"at most {most} at a time; ask for fewer",
-                param="n" if params.best_of is None else "best_of",
-                code="invalid_value",
-            )
-        promised = sum(submit.params.num_choices for submit in self._promised.values())
-        in_flight = len(self._queues) + promised
-        if in_flight + choices > most:
-            raise RequestError(
-                f"this server takes on at most {most} requests at a time, running and waiting ones, and "
-                f"{in_flight} are there already; please try again later",
-                code="queue_full",
-                status=429,
-            )
 
     def _check_alive(self) -> Limits:
         if self._death is not None:

@@ -31,8 +31,8 @@ class Limits:
             )
         if priority != 0 and not self.priorities:
             raise RequestError(
-                f"priority is {priority}, but the server was not started with --scheduling-policy priority; "
-                "leave it out or send 0",
+                f'priority is {priority}, but scheduling_policy is not "priority": leave it out or give 0, '
+                "or start the server with --scheduling-policy priority",
                 param="priority",
                 code="invalid_value",
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,22 +19,24 @@ from headstart.config import EngineConfig
 from headstart.engine.build import build_engine
 from headstart.engine.choices import as_ranked, best, choice_ids
 from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
-from headstart.errors import EngineError, RequestError
+from headstart.errors import EngineError, RequestError, shown
 from headstart.model.source import resolve
 from headstart.text import ChatTemplate, TextStream, Tokenizer
 
-Prompt = str | Sequence[int]
+T = TypeVar("T")
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or vLLM's ``{"prompt": text}`` and ``{"prompt_token_ids": ids}``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What one prompt brought, or one of its choices.
 
-    ``token_ids`` end with the token that ended the text: a stop token, which is not in ``text``, or the
-    one that completed a stop string.  ``num_cached_tokens`` of the prompt's tokens came from the cache;
-    the others were computed, and ``misses`` says why: one report for all choices of a prompt, None without
-    ``explain_misses``.  ``logprobs``, if asked for, has an entry for each of ``token_ids``;
-    ``prompt_logprobs`` one for each of ``prompt_token_ids``, None for the first.
+    ``token_ids`` end with the token that ended the text: a stop token, or the one that completed a stop
+    string; neither is in ``text`` unless ``include_stop_str_in_output``.  ``num_cached_tokens`` of the
+    prompt's tokens came from the cache; the others were computed, and ``misses`` says why: one report for all
+    choices of a prompt, None without ``explain_misses``.  ``logprobs``, if asked for, has an entry
+    for each of ``token_ids``; ``prompt_logprobs`` one for each of ``prompt_token_ids``, None for the first.
     """
 
     prompt_token_ids: list[int]
@@ -67,39 +69,49 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str | None = None,
+        priority: int | Sequence[int] = 0,
         progress: bool = True,
     ) -> list[Generation]:
-        """``n`` generations for each prompt (a text, or a list of token ids), in the order of the prompts.
+        """``n`` generations for each prompt (a `Prompt`), in the order of the prompts.
+
+        ``sampling_params`` and ``priority`` are for all prompts, or a list with one for each; a priority
+        (smaller is sooner) needs an engine with ``scheduling_policy="priority"``.
 
         All prompts are checked before any is computed.  ``progress`` shows a bar for a batch, on a
         terminal only.  Raises ``RequestError`` that names the prompt, ``EngineError`` if a step failed;
         then, and after Ctrl-C, nothing of the call is left in the engine but what it cached.
         """
-        params = sampling_params or SamplingParams()
-        in_engine = replace(params.ending_at(self.tokenizer.eos_token_ids), stop=())  # it has no text
-        prompt_ids = []
-        for index, prompt in enumerate(_as_list(prompts)):
+        prompts = _as_list(prompts)
+        params = _one_for_each(
+            "sampling_params", sampling_params or SamplingParams(), prompts, SamplingParams
+        )
+        priorities = _one_for_each("priority", priority, prompts, int)
+        asked = []
+        for index, prompt in enumerate(prompts):
             with _about_prompt(index):
-                prompt_ids.append(self._encode(prompt))
-        jobs: dict[str, _Job] = {}
-        try:
-            for index, token_ids in enumerate(prompt_ids):
                 request_id = f"llm-{next(self._ids)}"
+                asked.append(_Asked(request_id, self._encode(prompt), self.tokenizer, params[index]))
+        jobs = {name: job for one in asked for name, job in one.jobs.items()}
+        reports = {name: one.reports for one in asked for name in one.jobs}
+        try:
+            for index, one in enumerate(asked):
                 with _about_prompt(index), _undisturbed():
-                    self._core.add_request(request_id, token_ids, as_ranked(in_engine), cache_salt=cache_salt)
-                    scores: list[PromptLogprob | None] = [None]  # come with the first choice, and are of all
-                    reports = list[MissReport]()  # likewise
-                    for name in choice_ids(request_id, params.num_choices):
-                        jobs[name] = _Job(token_ids, self.tokenizer, params, scores, reports)
-            self._run(jobs, progress=progress)
+                    self._core.add_request(
+                        one.request_id,
+                        one.prompt_token_ids,
+                        one.in_engine,
+                        cache_salt=cache_salt,
+                        priority=priorities[index],
+                    )
+            self._run(jobs, reports, progress=progress)
         finally:
             with _undisturbed():
                 for request_id in jobs:  # after Ctrl-C or an error; otherwise all have ended
                     self._core.abort(request_id)
-        return [job.result() for job in _told(list(jobs.values()), params)]
+        return [job.result() for one in asked for job in one.told()]
 
     def chat(
         self,
@@ -125,9 +137,24 @@ class LLM:
         return self._core.reset_prefix_cache()
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        given: Any = prompt
+        match prompt:
+            case {"prompt": str(text), **others} if not others:
+                given = text
+            case {"prompt_token_ids": ids, **others} if not others and not isinstance(ids, str):
+                given = ids
+        if isinstance(given, str):
+            return self.tokenizer.encode(given)
+        if isinstance(given, Iterable) and not isinstance(given, Mapping | bytes):
+            return list(given)
+        raise RequestError(
+            'a prompt must be a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, '
+            f"got {shown(prompt)}",
+            param="prompt",
+            code="invalid_value",
+        )
 
-    def _run(self, jobs: dict[str, _Job], *, progress: bool) -> None:
+    def _run(self, jobs: dict[str, _Job], reports: dict[str, list[MissReport]], *, progress: bool) -> None:
         columns = (
             TextColumn("answers"),
             BarColumn(),
@@ -155,42 +182,57 @@ class LLM:
                             speed = f"{tokens / elapsed:,.0f} tokens/s" if elapsed else ""
                             bar.update(task, advance=1, speed=speed)
                     for report in self._core.explain():
-                        jobs[report.request_id].reports.append(report)
+                        reports[report.request_id].append(report)
 
 
-def _told(jobs: Sequence[_Job], params: SamplingParams) -> list[_Job]:
-    """Of each prompt's choices, those that are told."""
-    count = params.num_choices
-    if count == params.n:
-        return list(jobs)
-    prompts = [jobs[first : first + count] for first in range(0, len(jobs), count)]
-    return [
-        choices[number]
-        for choices in prompts
-        for number in best([choice.mean_logprob for choice in choices], params.n)
-    ]
+class _Asked:
+    """One prompt on its way through `LLM.generate`, with the jobs of its choices by their ids."""
+
+    def __init__(
+        self, request_id: str, prompt_token_ids: list[int], tokenizer: Tokenizer, params: SamplingParams
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        # The engine has no text.
+        self.in_engine = as_ranked(replace(params.ending_at(tokenizer.eos_token_ids), stop=()))
+        self._num_told = params.n
+        told: list[PromptLogprob | None] | None = None
+        if params.prompt_logprobs is not None:
+            told = [None]  # grows by what the first choice is told, for all of them
+        self.reports: list[MissReport] = []
+        self.jobs = {
+            name: _Job(prompt_token_ids, tokenizer, params, told, self.reports)
+            for name in choice_ids(request_id, params.num_choices)
+        }
+
+    def told(self) -> list[_Job]:
+        """The choices that are told: all of them, or the best, best first."""
+        jobs = list(self.jobs.values())
+        if len(jobs) == self._num_told:
+            return jobs
+        return [jobs[number] for number in best([job.mean_logprob for job in jobs], self._num_told)]
 
 
 class _Job:
-    """One choice of one prompt on its way through `LLM.generate`.
-
-    ``prompt_logprobs`` is one list for all choices, to which the job adds what comes with its own outputs;
-    ``reports`` is another, which `LLM` fills.
-    """
+    """One choice of one prompt; ``prompt_logprobs`` and ``reports``, which `LLM` fills, are shared by all."""
 
     def __init__(
         self,
         prompt_token_ids: list[int],
         tokenizer: Tokenizer,
         params: SamplingParams,
-        prompt_logprobs: list[PromptLogprob | None],
-        reports: list[MissReport],
+        prompt_logprobs: list[PromptLogprob | None] | None = None,
+        reports: Sequence[MissReport] = (),
     ) -> None:
-        self.reports = reports
-        self.text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
+        self._reports = reports
+        self.text = TextStream(
+            tokenizer,
+            params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+        )
         self._tells_logprobs = params.logprobs is not None
         self._logprobs: list[TokenLogprob] = []
-        self._tells_prompt_logprobs = params.prompt_logprobs is not None
         self._prompt_logprobs = prompt_logprobs
         self.finish_reason: FinishReason | None = None
         self._prompt_token_ids = prompt_token_ids
@@ -204,8 +246,9 @@ class _Job:
         self._token_ids.extend(token_ids)
         self._num_cached_tokens = output.num_cached_tokens
         self._logprobs.extend(output.logprobs)
-        self._prompt_logprobs.extend(output.prompt_logprobs)
-        self._pieces.append(self.text.push(token_ids[:-1] if reason == "stop" else token_ids))
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.extend(output.prompt_logprobs)
+        self._pieces.append(self.text.push_output(token_ids, ended=reason == "stop"))
         if reason is not None:
             self._pieces.append(self.text.finish())
         if self.text.stopped:
@@ -229,8 +272,8 @@ class _Job:
             self._num_cached_tokens,
             self.finish_reason,
             self._logprobs if self._tells_logprobs else None,
-            list(self._prompt_logprobs) if self._tells_prompt_logprobs else None,
-            self.reports[0] if self.reports else None,
+            None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+            self._reports[0] if self._reports else None,
         )
 
 
@@ -263,8 +306,28 @@ def _about_prompt(index: int) -> Iterator[None]:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        return [prompts]  # `LLM._encode` says what is wrong with it
     items: list[Any] = list(prompts)
     one_prompt = bool(items) and all(isinstance(item, int) for item in items)
     return [items] if one_prompt else items
+
+
+def _one_for_each(name: str, given: T | Sequence[T], prompts: Sequence[Prompt], kind: type[T]) -> list[T]:
+    """``given`` as a list with one for each prompt."""
+    each = [given] * len(prompts) if isinstance(given, kind) else given
+    if not isinstance(each, list | tuple) or not all(isinstance(one, kind) for one in each):
+        raise RequestError(
+            f"{name} must be of type {kind.__name__}, or a list with one for each prompt, got {shown(given)}",
+            param=name,
+            code="invalid_value",
+        )
+    if len(each) != len(prompts):
+        raise RequestError(
+            f"{name} must have one entry for each of the {len(prompts)} prompts, got {len(each)}",
+            param=name,
+            code="invalid_value",
+        )
+    return list(each)

@@ -73,13 +73,6 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
         """Token slots in the pool."""
         return self.num_blocks * self.block_size
 
-    @property
-    def most_requests(self) -> int | None:
-        """How many it takes on at a time, running and waiting ones; None: no bound."""
-        if self.max_queued_requests is None:
-            return None
-        return self.max_num_seqs + self.max_queued_requests
-
 
 class EngineStats(msgspec.Struct, frozen=True):
     """Gauges as of now, and counters since the engine started.  Token counts unless said.

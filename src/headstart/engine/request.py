@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from headstart.cache import BlockCopy, CacheRequest
 from headstart.errors import RequestError, shown
@@ -16,6 +16,14 @@ MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_BEST_OF = 20
 """The most choices of one prompt, and the most that the best are sought among, as in OpenAI's API."""
+DEFAULT_MAX_TOKENS = 16
+"""As in vLLM, and in OpenAI's completions."""
+
+_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_INTEGERS = ("top_k", "min_tokens", "n")
+_INTEGERS_OR_NONE = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of")
+_COLLECTIONS = (list, tuple, set, frozenset)
+_BIASES = "token ids, each with a number between -100 and 100"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +33,10 @@ class SamplingParams:
     ``temperature`` 0 is greedy.  ``top_k`` 0 or -1, ``top_p`` 1.0 and ``min_p`` 0.0 are off; ``min_p``
     is a share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit, and 0,
     which is for those that want ``prompt_logprobs`` and nothing else, is none.
-    ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the output and are part
-    of its token ids.  Until ``min_tokens`` were generated no end is chosen and stop strings are not looked
-    for.  ``ignore_eos`` goes on where the model would end.  A request with a ``seed`` gives the same tokens
-    again.
+    ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the output and are part of
+    its token ids, not of its text; with ``include_stop_str_in_output`` the text has them, too.  Until
+    ``min_tokens`` were generated no end is chosen and stop strings are not looked for.  ``ignore_eos`` goes
+    on where the model would end.  A request with a ``seed`` gives the same tokens again.
 
     ``logit_bias`` is added to the logits of its token ids.  Then ``repetition_penalty`` divides the positive
     logits of tokens that the prompt or the output has, and multiplies the negative ones;
@@ -49,7 +57,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
-    max_tokens: int | None = 16
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     min_p: float = 0.0
@@ -59,15 +67,14 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str | list):
-            object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._settle_types()
         self._demand(
             "temperature",
             math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0,
@@ -78,7 +85,6 @@ class SamplingParams:
         object.__setattr__(self, "top_k", max(0, self.top_k))
         least = 1 if self.prompt_logprobs is None else 0
         self._demand("max_tokens", self.max_tokens is None or self.max_tokens >= least, f"at least {least}")
-        self._demand("stop", all(self.stop), "non-empty strings")
         self._demand(
             "seed", self.seed is None or -(2**63) <= self.seed < 2**64, "an integer of at most 64 bits"
         )
@@ -91,7 +97,7 @@ class SamplingParams:
         self._demand(
             "logit_bias",
             all(token >= 0 and -100.0 <= bias <= 100.0 for token, bias in self.logit_bias.items()),
-            "token ids, each with a number between -100 and 100",
+            _BIASES,
         )
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
@@ -103,7 +109,45 @@ class SamplingParams:
             f"at least n, which is {self.n}, and at most {MAX_BEST_OF}",
         )
         most = math.inf if self.max_tokens is None else self.max_tokens
-        self._demand("min_tokens", 0 <= self.min_tokens <= most, "at least 0 and at most max_tokens")
+        unless_given = " unless given" if most == DEFAULT_MAX_TOKENS else ""
+        self._demand(
+            "min_tokens",
+            0 <= self.min_tokens <= most,
+            f"at least 0 and at most max_tokens, which is {self.max_tokens}{unless_given}"
+            if self.max_tokens is not None
+            else "at least 0",
+        )
+
+    def _settle_types(self) -> None:
+        """Every field as its type says, or refused; where vLLM's default is None, None is no error."""
+        for name in _NUMBERS:
+            self._demand(name, _is_number(getattr(self, name)), "a number")
+        for name in _INTEGERS:
+            self._demand(name, _is_integer(getattr(self, name)), "an integer")
+        for name in _INTEGERS_OR_NONE:
+            value = getattr(self, name)
+            self._demand(name, value is None or _is_integer(value), "an integer or None")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            self._demand(name, isinstance(getattr(self, name), bool), "True or False")
+        given: dict[str, Any] = {
+            name: getattr(self, name) for name in ("stop", "stop_token_ids", "logit_bias")
+        }
+        stop, stop_ids, bias = given["stop"] or (), given["stop_token_ids"] or (), given["logit_bias"] or {}
+        if isinstance(given["stop"], str):
+            stop = (given["stop"],)
+        strings = isinstance(stop, _COLLECTIONS) and all(isinstance(one, str) for one in stop)
+        self._demand("stop", strings, "a string or a list of strings")
+        if not all(stop):
+            raise _invalid("stop", "non-empty strings", "")
+        whole = isinstance(stop_ids, _COLLECTIONS) and all(map(_is_integer, stop_ids))
+        self._demand("stop_token_ids", whole, "a list of token ids")
+        numbers = isinstance(bias, dict) and all(
+            _is_integer(token) and _is_number(number) for token, number in bias.items()
+        )
+        self._demand("logit_bias", numbers, _BIASES)
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_token_ids", tuple(stop_ids))
+        object.__setattr__(self, "logit_bias", bias)
 
     @property
     def num_choices(self) -> int:
@@ -129,11 +173,19 @@ class SamplingParams:
 
     def _demand(self, name: str, condition: bool, allowed: str) -> None:
         if not condition:
-            raise RequestError(
-                f"{name} must be {allowed}, got {shown(getattr(self, name))}",
-                param=name,
-                code="invalid_value",
-            )
+            raise _invalid(name, allowed, getattr(self, name))
+
+
+def _invalid(name: str, allowed: str, given: object) -> RequestError:
+    return RequestError(f"{name} must be {allowed}, got {shown(given)}", param=name, code="invalid_value")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_integer(value)
 
 
 @dataclass(slots=True, eq=False)

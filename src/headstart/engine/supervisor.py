@@ -102,6 +102,11 @@ class EngineSupervisor:
             prompt_token_ids, params, request_id=request_id, cache_salt=cache_salt, priority=priority
         )
 
+    def check_queue(self, params: SamplingParams, num_prompts: int = 1) -> None:
+        """As `EngineClient.check_queue`; raises ``EngineDeadError`` while no engine serves."""
+        self._demand_engine()
+        self._client.check_queue(params, num_prompts)
+
     def abort(self, request_id: str) -> None:
         """As `EngineClient.abort`."""
         self._client.abort(request_id)

@@ -74,6 +74,10 @@ def _find(name: str, progress: Progress, *, verify: bool) -> ModelFiles:
     if hub.is_repo_id(name):
         directory = None if verify else hub.cached(name)
         return _directory(name, directory or hub.download(name, progress))
+    if name and path.exists():
+        raise ModelNotFoundError(
+            f"{path} exists, but is no model: it is neither a GGUF file nor a directory of Hugging Face"
+        )
     near = difflib.get_close_matches(name, BUILTIN_MODELS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ModelNotFoundError(

@@ -44,7 +44,8 @@ def router(front: Front) -> APIRouter:
         ticket = front.admit(body, "chatcmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
         text = await asyncio.to_thread(_render, front, body)  # the model's template may take its time
-        prompt = await front.encode(text, add_special_tokens=False, field="messages")
+        # Templates write a model's special tokens themselves.
+        prompt = await front.encode(text, add_special_tokens=bool(body.add_special_tokens), field="messages")
         generation = front.generate(prompt, params, ticket, prompt_field="messages")
         if body.stream:
             return EventStream(_chunks(front, ticket, generation, include_usage=body.include_usage))

@@ -50,7 +50,11 @@ class Choice:
         self._echo = echo
         self._echo_is_due = echo is not None
         self._text = TextStream(
-            tokenizer, params.stop, min_tokens=params.min_tokens, continued=echo is not None
+            tokenizer,
+            params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+            continued=echo is not None,
         )
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs
@@ -105,7 +109,7 @@ class Choice:
 
     def _settle(self, output: RequestOutput) -> Piece:
         before = self._text.num_tokens
-        text = self._text.push(output.token_ids)
+        text = self._text.push_output(output.token_ids, ended=output.finish_reason == "stop")
         used = self._text.num_tokens - before
         self._logprob += sum(told.logprob for told in output.logprobs[:used])
         shown = output.token_ids[:used]

@@ -32,11 +32,13 @@ def router(front: Front) -> APIRouter:
         """Continue each prompt, whole or (``stream``) as it is generated."""
         ticket = front.admit(body, "cmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
+        special = body.add_special_tokens is not False
         prompts = [
-            prompt if isinstance(prompt, list) else await front.encode(prompt, add_special_tokens=True)
+            prompt if isinstance(prompt, list) else await front.encode(prompt, add_special_tokens=special)
             for prompt in body.prompts
         ]
-        front.check_number(len(prompts) * params.num_choices)
+        # All prompts or none; from here on nobody else has a turn before the last of them is in.
+        front.client.check_queue(params, len(prompts))
         echoes = [_echo(front, body, prompt) for prompt in body.prompts]
         generations = [
             front.generate(prompt, _fitting(front, body, params, prompt), ticket, number=number, echo=echo)

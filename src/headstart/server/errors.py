@@ -17,9 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from headstart.errors import EngineDeadError, HeadstartError, RequestError, shown
+from headstart.errors import EngineDeadError, HeadstartError, RequestError, shown_json
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is left to read it
+
+
+RETRY_AFTER = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}
+"""Seconds: a seat is free as soon as one answer ends; an engine that died takes a few to start."""
 
 
 class ErrorBody(BaseModel):
@@ -59,8 +63,10 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
                 code=error.code,
             )
         case HeadstartError():
-            status = 503 if isinstance(error, EngineDeadError) else 500
-            body = ErrorBody(message=str(error), type="server_error", param=None, code=None)
+            dead = isinstance(error, EngineDeadError)
+            status = 503 if dead else 500
+            code = "engine_unavailable" if dead else "engine_error"
+            body = ErrorBody(message=str(error), type="server_error", param=None, code=code)
         case _:
             status = 500
             body = ErrorBody(
@@ -77,7 +83,7 @@ def install(app: FastAPI) -> None:
 
     async def ours(_request: Request, error: Exception) -> Response:
         status, reply = describe(error)
-        return JSONResponse(reply.model_dump(), status)
+        return JSONResponse(reply.model_dump(), status, RETRY_AFTER.get(status))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -103,7 +109,7 @@ def _from_validation(error: Any) -> RequestError:
     """Pydantic's first complaint as a sentence; the custom kinds are those of `server.protocol`."""
     param = _path(error["loc"][1:])
     details = error.get("ctx", {})
-    given = shown(error["input"])
+    given = shown_json(error["input"])
     code = "invalid_value"
     match error["type"]:
         case "json_invalid":

@@ -73,17 +73,6 @@ class Front:
                 status=404,
             )
 
-    def check_number(self, num_choices: int) -> None:
-        """Raises `RequestError` for more choices, of all prompts together, than the engine ever takes on."""
-        most = self.client.info.most_requests
-        if most is not None and num_choices > most:
-            raise RequestError(
-                f"{num_choices} choices of all prompts together count as so many requests, but this server "
-                f"takes on at most {most} at a time; ask for fewer",
-                param="prompt",
-                code="invalid_value",
-            )
-
     async def encode(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
         """The tokens of ``text``.
 

@@ -47,8 +47,12 @@ class Generation:
         self._prompt = prompt
         self._prompt_logprobs: list[PromptLogprob] = []  # with the first choice's outputs, before all texts
         self._count = params.n
+
+        def timer() -> RequestTimer:
+            return RequestTimer(metrics, arrived, num_prompt_tokens=len(prompt))
+
         self._choices = {
-            name: Choice(index + number, tokenizer, params, RequestTimer(metrics, arrived), echo)
+            name: Choice(index + number, tokenizer, params, timer(), echo)
             for number, name in enumerate(choice_ids(request_id, params.num_choices))
         }
 

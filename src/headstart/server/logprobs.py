@@ -24,6 +24,7 @@ LOWEST = -9999.0
 class Spelled:
     """A token's own bytes, which may be part of a character only, and its log-probability."""
 
+    token_id: int
     bytes: bytes
     logprob: float
 
@@ -31,6 +32,16 @@ class Spelled:
     def text(self) -> str:
         """The bytes as text; U+FFFD for what is no character."""
         return self.bytes.decode("utf-8", errors="replace")
+
+    @property
+    def name(self) -> str:
+        r"""The bytes as text; for what is no text alone ``bytes:\xf0\x9f``, as in OpenAI's completions."""
+        try:
+            return self.bytes.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(
+                chr(byte) if 0x20 <= byte < 0x7F and byte != 0x5C else f"\\x{byte:02x}" for byte in self.bytes
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +106,7 @@ class Speller:
 def _spelled(tokenizer: Tokenizer, token_id: int, logprob: float, *, first: bool) -> Spelled:
     token = tokenizer.token(token_id)  # None: the embedding is larger than the vocabulary
     content = b"" if token is None else tokenizer.token_bytes(token, first=first)
-    return Spelled(content, max(logprob, LOWEST))
+    return Spelled(token_id, content, max(logprob, LOWEST))
 
 
 def for_chat(tokens: Sequence[SpelledToken]) -> ChatLogprobs:
@@ -119,12 +130,18 @@ def for_completion(tokens: Sequence[SpelledToken]) -> CompletionLogprobs:
     return CompletionLogprobs(
         text_offset=[token.offset for token in tokens],
         token_logprobs=[token.token.logprob if token.scored else None for token in tokens],
-        tokens=[token.token.text for token in tokens],
-        top_logprobs=[
-            {one.text: one.logprob for one in reversed((*token.top, token.token))} if token.scored else None
-            for token in tokens
-        ],
+        tokens=[token.token.name for token in tokens],
+        top_logprobs=[_by_name((token.token, *token.top)) if token.scored else None for token in tokens],
     )
+
+
+def _by_name(tokens: Sequence[Spelled]) -> dict[str, float]:
+    """Log-probabilities by name; of several tokens with one name, the first has it, the others their ids."""
+    names: dict[str, float] = {}
+    for token in {token.token_id: token for token in tokens}.values():
+        name = f"token_id:{token.token_id}" if token.name in names else token.name
+        names[name] = token.logprob
+    return names
 
 
 def for_prompt(

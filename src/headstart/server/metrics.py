@@ -30,6 +30,8 @@ REQUEST_BUCKETS = (
     .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )
 # fmt: on
+TOKEN_BUCKETS = tuple(digit * 10**power for power in range(8) for digit in (1, 2, 5))
+"""vLLM's, which end where a model's context does; these are the same for all models."""
 
 HIT_FRACTION_BUCKETS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1)
 PROMPT_BOUNDS = (64, 256, 1024, 4096, 16_384, 65_536)
@@ -145,6 +147,12 @@ class Metrics:
         self._hit_fraction = {
             bound: fraction.labels(*labels, f"{bound}") for bound in (*PROMPT_BOUNDS, "more")
         }
+        self.prompt_tokens = histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request that ended.", TOKEN_BUCKETS
+        )
+        self.generation_tokens = histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a request that ended.", TOKEN_BUCKETS
+        )
         finished = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -171,15 +179,18 @@ class Metrics:
 class RequestTimer:
     """One request's observations: `tokens` whenever some arrive, `end` once."""
 
-    def __init__(self, metrics: Metrics, arrived: float) -> None:
+    def __init__(self, metrics: Metrics, arrived: float, *, num_prompt_tokens: int) -> None:
         self._metrics = metrics
         self._arrived = arrived
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_tokens = 0
         self._last_token: float | None = None
 
     def tokens(self, count: int) -> None:
         """``count`` tokens arrived just now; those of one step share the time since the last one."""
         if not count:
             return
+        self._num_tokens += count
         now = self._metrics.clock()
         if self._last_token is None:
             self._metrics.first_token.observe(now - self._arrived)
@@ -191,4 +202,6 @@ class RequestTimer:
     def end(self, reason: FinishReason) -> None:
         """The request is over."""
         self._metrics.request.observe(self._metrics.clock() - self._arrived)
+        self._metrics.prompt_tokens.observe(self._num_prompt_tokens)
+        self._metrics.generation_tokens.observe(self._num_tokens)
         self._metrics.finished[reason].inc()

@@ -18,8 +18,10 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -42,7 +44,9 @@ def must_be(allowed: str) -> WrapValidator:
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
             return handler(value)
-        except ValidationError:
+        except ValidationError as error:
+            if error.error_count() == 1 and error.errors()[0]["type"] == "not_yet":
+                raise  # a field of this object: it has a sentence of its own
             raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": allowed}) from None
 
     return WrapValidator(check)
@@ -127,16 +131,23 @@ _CacheSalt = Annotated[
 ]
 
 
+_NotYet = Annotated[Any, not_yet()]
+_NotYetTrue = Annotated[Any, not_yet(False)]
+_NotYetFalse = Annotated[Any, not_yet(True)]
+
+
 class StreamOptions(BaseModel):
     """``include_usage`` asks for a last chunk with the usage and no choices."""
 
     include_usage: _Flag = None
+    continuous_usage_stats: _NotYetTrue = None
 
 
 # The fields of a request that are `SamplingParams`' own, under the same names.
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "n"),
+    "include_stop_str_in_output",
 )
 
 
@@ -154,6 +165,7 @@ class GenerationRequest(BaseModel):
         Annotated[_StopTokenIds, Field(max_length=128)] | None, must_be("a list of at most 128 token ids")
     ] = None
     ignore_eos: _Flag = None
+    include_stop_str_in_output: _Flag = None
     stream: _Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
     cache_salt: _CacheSalt = None
@@ -171,12 +183,25 @@ class GenerationRequest(BaseModel):
     n: Annotated[
         int | None, Field(strict=True, ge=1, le=MAX_N), must_be(f"an integer between 1 and {MAX_N}")
     ] = None
-    truncate_prompt_tokens: Annotated[Any, not_yet()] = None
-    structured_outputs: Annotated[Any, not_yet()] = None
-    guided_json: Annotated[Any, not_yet()] = None
-    guided_regex: Annotated[Any, not_yet()] = None
-    guided_choice: Annotated[Any, not_yet()] = None
-    guided_grammar: Annotated[Any, not_yet()] = None
+    truncate_prompt_tokens: _NotYet = None
+    response_format: Annotated[Any, not_yet({"type": "text"})] = None
+    structured_outputs: _NotYet = None
+    structural_tag: _NotYet = None
+    guided_json: _NotYet = None
+    guided_regex: _NotYet = None
+    guided_choice: _NotYet = None
+    guided_grammar: _NotYet = None
+    bad_words: Annotated[Any, not_yet([])] = None
+    allowed_token_ids: _NotYet = None
+    logits_processors: Annotated[Any, not_yet([])] = None
+    use_beam_search: _NotYetTrue = None
+    length_penalty: Annotated[Any, not_yet(1.0)] = None
+    thinking_token_budget: _NotYet = None
+    vllm_xargs: Annotated[Any, not_yet({})] = None
+    detokenize: _NotYetFalse = None
+    skip_special_tokens: _NotYetFalse = None
+    return_token_ids: _NotYetTrue = None
+    return_tokens_as_token_ids: _NotYetTrue = None
 
     @property
     def include_usage(self) -> bool:
@@ -226,7 +251,7 @@ class GenerationRequest(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a chat."""
+    """One message of a chat; an assistant's may come without content, as OpenAI's own do."""
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool"],
@@ -238,7 +263,24 @@ class Message(BaseModel):
     ]
     name: _String = None
     tool_calls: Annotated[Any, not_yet([])] = None
-    function_call: Annotated[Any, not_yet()] = None
+    function_call: _NotYet = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _assistants_may_say_nothing(cls, message: Any) -> Any:
+        if (
+            isinstance(message, dict)
+            and message.get("role") == "assistant"
+            and message.get("content") is None
+        ):
+            return {**message, "content": ""}
+        return message
+
+
+def _only_to_be_left_alone(tools: Any, info: ValidationInfo) -> Any:
+    if tools and info.data.get("tool_choice") != "none":
+        raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": '[] or tool_choice "none"'})
+    return tools
 
 
 class ChatRequest(GenerationRequest):
@@ -252,14 +294,22 @@ class ChatRequest(GenerationRequest):
     logprobs: _Flag = None
     top_logprobs: _NumLogprobs = None
     best_of: Annotated[Any, not_yet(1)] = None
-    tools: Annotated[Any, not_yet([])] = None
     tool_choice: Annotated[Any, not_yet("none", "auto")] = None
+    # With tool_choice "none" none may be called, so the model is not told of any.
+    tools: Annotated[
+        list[dict[str, Any]] | None, must_be("a list of objects"), AfterValidator(_only_to_be_left_alone)
+    ] = None
     functions: Annotated[Any, not_yet([])] = None
     function_call: Annotated[Any, not_yet("none", "auto")] = None
-    response_format: Annotated[Any, not_yet({"type": "text"})] = None
     modalities: Annotated[Any, not_yet(["text"])] = None
-    audio: Annotated[Any, not_yet()] = None
-    continue_final_message: Annotated[Any, not_yet(False)] = None
+    audio: _NotYet = None
+    continue_final_message: _NotYetTrue = None
+    chat_template: _NotYet = None
+    documents: Annotated[Any, not_yet([])] = None
+    echo: _NotYetTrue = None
+    add_special_tokens: _Flag = None
+    web_search_options: _NotYet = None
+    mm_processor_kwargs: Annotated[Any, not_yet({})] = None
 
     @property
     def token_limit(self) -> int | None:
@@ -298,6 +348,8 @@ class CompletionRequest(GenerationRequest):
     ] = None
     echo: _Flag = None
     suffix: Annotated[Any, not_yet("")] = None
+    prompt_embeds: _NotYet = None
+    add_special_tokens: _Flag = None
 
     @property
     def token_limit(self) -> int | None:

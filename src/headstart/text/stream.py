@@ -9,7 +9,9 @@ from headstart.text.tokenizer import IncrementalDecoder, Tokenizer
 
 
 class TextStream:
-    """Text from token ids until a stop string is complete; text ends before that string.
+    """Text from token ids until a stop string is complete.
+
+    Text ends before that string or, with ``include_stop``, behind it.
 
     What might be the beginning of a stop string is held back until it is decided.  The stop string that
     is completed first wins; of several completed by the same character, the longest.  So the result
@@ -29,12 +31,14 @@ class TextStream:
         *,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        include_stop: bool = False,
         continued: bool = False,
     ) -> None:
         if not all(stop):
             raise RequestError("stop strings must not be empty", param="stop", code="invalid_value")
         self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens, continued=continued)
         self._min_tokens = min_tokens
+        self._include_stop = include_stop
         self._stops = [_StopString(text) for text in sorted(stop, key=len, reverse=True)]
         self._held = ""
         self.stop_string: str | None = None
@@ -57,6 +61,14 @@ class TextStream:
             pieces.append(self._settle(self._decoder.push((token_id,))))
         return "".join(pieces)
 
+    def push_output(self, token_ids: Sequence[int], *, ended: bool) -> str:
+        """As `push`, of an output that may have ``ended`` with a stop token: that is counted, but no text."""
+        if not ended or self._include_stop:
+            return self.push(token_ids)
+        text = self.push(token_ids[:-1])
+        self.num_tokens += not self.stopped
+        return text
+
     def finish(self) -> str:
         """What was held back, now that no more ids come; nothing if a stop string was completed."""
         if self.stopped:
@@ -72,7 +84,8 @@ class TextStream:
             for stop in self._stops:
                 if stop.advance(character) and self.num_tokens > self._min_tokens:
                     self.stop_string = stop.text
-                    return (self._held + new[:end])[: -len(stop.text)]
+                    text = self._held + new[:end]
+                    return text if self._include_stop else text[: -len(stop.text)]
         text = self._held + new
         undecided = max((stop.num_matched for stop in self._stops), default=0)
         settled = text[: len(text) - undecided]

@@ -107,8 +107,11 @@ def summarise(rounds: Iterable[Round]) -> dict[Kind, Group]:
     return {kind: Group.of(chosen) for kind, chosen in kinds.items()}
 
 
-def doubts(scenario: Scenario, rounds: Sequence[Round]) -> list[str]:
-    """What makes the figures mean something else than they seem to; a sentence each."""
+def doubts(scenario: Scenario, rounds: Sequence[Round], *, shared_tokens: int) -> list[str]:
+    """What makes the figures mean something else than they seem to; a sentence each.
+
+    A warm prompt shares ``shared_tokens`` with what went before it.
+    """
     measured = [(each.kind, timing) for each in rounds if not each.is_warmup for timing in each.timings]
     timings = [timing for _, timing in measured]
     found = [_doubt_length(timings), _doubt_output(timings), _doubt_events(timings)]
@@ -116,7 +119,8 @@ def doubts(scenario: Scenario, rounds: Sequence[Round]) -> list[str]:
         found.append(_doubt_together(rounds))
     if scenario is not Scenario.SHARED_PREFIX:  # where a cold stream rightly hits what its twins computed
         found.append(_doubt_cold([timing for kind, timing in measured if kind != "warm"]))
-    found.append(_doubt_warm([timing for kind, timing in measured if kind == "warm"]))
+    if shared_tokens:
+        found.append(_doubt_warm([timing for kind, timing in measured if kind == "warm"]))
     return [sentence for sentence in found if sentence]
 
 

@@ -46,7 +46,8 @@ class Report:
         if "cold" in groups and "warm" in groups:
             ratio = groups["warm"].ttft_ms.median / groups["cold"].ttft_ms.median
         now = datetime.now(UTC).replace(microsecond=0)
-        return cls(setup, now, groups, ratio, doubts(setup.scenario, rounds), tuple(rounds))
+        warnings = doubts(setup.scenario, rounds, shared_tokens=setup.workload.shared_tokens)
+        return cls(setup, now, groups, ratio, warnings, tuple(rounds))
 
     def fields(self) -> dict[str, Any]:
         """Everything, in JSON's types.  A request's times count from its sending."""
