@@ -58,6 +58,22 @@ def test_bfloat16_on_a_cpu_is_packed_and_float32_is_not() -> None:
     assert isinstance(linear(torch.randn(4, 4)), DenseLinear)
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+def test_warming_up_meets_every_number_of_rows_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    monkeypatch.setattr(PackedLinear, "__call__", lambda _, x: rows.append(len(x)))
+    packed = PackedLinear(torch.zeros(64, 32, dtype=torch.bfloat16))
+    packed.warm_up(100)
+    assert set(rows) == {filled_up(number) for number in range(1, 101)}
+    assert len(rows) == len(set(rows))
+    rows.clear()
+    monkeypatch.setattr(
+        "headstart.model.linear._WARM_UP_WORK", 64 * 32 * 10
+    )  # a map too large for more than ten
+    packed.warm_up(100)
+    assert sorted(rows) == [1, 2, 4, 8, 16]
+
+
 def test_rows_are_filled_up_to_few_numbers_and_by_little() -> None:
     numbers = {rows: filled_up(rows) for rows in range(1, 2049)}
     assert len(set(numbers.values())) < 80

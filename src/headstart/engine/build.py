@@ -59,6 +59,9 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
     max_model_len = _context_length(config, spec)
     native = config.model.kernels == "auto"
     model = load_model(files, spec, dtype=dtype, device=device, native=native)
+    step = config.scheduler
+    most = AUTO_LIMIT if step.max_num_batched_tokens == "auto" else step.max_num_batched_tokens
+    model.warm_up(most, step.max_num_seqs)
     bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
     on_host = device.type == "cpu"
     num_blocks = _num_blocks(config.kv, bytes_per_token, free_memory(device), on_host=on_host)
@@ -87,7 +90,6 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
         weakref.finalize(core, publisher.close)
     if isinstance(manager, RecordingManager):
         weakref.finalize(core, manager.close)  # however the engine ends, but for a kill, its log gets an end
-    budget = config.scheduler.max_num_batched_tokens
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         model_type=spec.architecture,
@@ -102,7 +104,7 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
         prefix_index=config.kv.prefix_index,
         eviction_policy=config.kv.eviction_policy,
         enable_prefix_caching=config.kv.enable_prefix_caching,
-        max_num_batched_tokens=AUTO_LIMIT if budget == "auto" else budget,
+        max_num_batched_tokens=most,
         max_num_seqs=config.scheduler.max_num_seqs,
         weights_bytes=model.nbytes,
         scheduling_policy=config.scheduler.scheduling_policy,

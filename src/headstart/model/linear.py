@@ -55,7 +55,8 @@ class PackedLinear:
     a thousand.  The operators are those that torch's own compiler uses for frozen weights.
 
     oneDNN compiles code for each number of rows, which takes milliseconds, and torch keeps it, several
-    hundred KiB a time: callers should come with few different numbers (`filled_up`).
+    hundred KiB a time: callers should come with few different numbers (`filled_up`), and have the code
+    compiled before they serve (`warm_up`).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -73,6 +74,19 @@ class PackedLinear:
         out: Tensor = product(x, self._packed, self._bias, "none", [], "")
         return out
 
+    def warm_up(self, most: int) -> None:
+        """Have code compiled for up to ``most`` rows; other maps of this shape use it too.
+
+        Fewer where the map is large: compiling takes no longer there, and is soon little beside the product.
+        """
+        outputs, inputs = self._packed.shape
+        most = min(most, _WARM_UP_WORK // (outputs * inputs))
+        for rows in dict.fromkeys(filled_up(rows) for rows in range(most, 0, -1)):
+            self(torch.zeros(rows, inputs, dtype=torch.bfloat16))
+
+
+_WARM_UP_WORK = 1 << 32
+"""Multiplications of the largest product that is computed for its code alone: tens of milliseconds."""
 
 _ROWS_HINT = 64
 """Rows that a product is said to have when a weight is packed; measured to make no difference."""

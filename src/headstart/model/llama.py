@@ -72,6 +72,17 @@ class LlamaModel:
         return self._embedding.nbytes + head + self._norm.nbytes + sum(layer.nbytes for layer in self._layers)
 
     @torch.inference_mode()
+    def warm_up(self, num_tokens: int, num_logits: int) -> None:
+        """Prepare for steps of up to so many tokens, with logits of so many: none of them waits, or grows.
+
+        All layers have the same shapes, so one of them speaks for all.
+        """
+        maps = self._layers[0].maps if self._layers else ()
+        for product, most in (*((each, num_tokens) for each in maps), (self._lm_head, num_logits)):
+            if isinstance(product, PackedLinear):
+                product.warm_up(most)
+
+    @torch.inference_mode()
     def forward(self, batch: ForwardBatch, pool: KVPool, attention: AttentionBackend) -> Tensor:
         """Logits [R, vocab_size] in float32 of ``batch.logit_rows``.
 
@@ -164,7 +175,12 @@ class DecoderLayer:
         """Bytes of weights."""
         norms = self.input_norm.nbytes + self.post_attention_norm.nbytes
         norms += 0 if self.qk_norm is None else self.qk_norm.nbytes
-        return norms + sum(linear.nbytes for linear in (self.qkv, self.output, self.gate_up, self.down))
+        return norms + sum(each.nbytes for each in self.maps)
+
+    @property
+    def maps(self) -> tuple[Linear, ...]:
+        """Its linear maps."""
+        return self.qkv, self.output, self.gate_up, self.down
 
     def forward(self, stream: Tensor, delta: Tensor | None, step: Step) -> Tensor:
         """What this layer adds to the stream [T, hidden_size], once ``delta`` of the one before is in it.
