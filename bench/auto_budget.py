@@ -14,7 +14,6 @@ Exits with 1 if the goal is missed.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -35,7 +34,7 @@ from headstart.lab.load.local import running_server, serve_command
 from headstart.lab.load.machine import Machine, describe_machine
 from headstart.lab.load.progress import collect
 from headstart.lab.load.prompts import PromptSource
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 from headstart.lab.load.timing import Timing
 
@@ -182,12 +181,7 @@ def main(
     print(outcome.markdown())
     print(f"\nGoal: at most {GOAL:g}. {'Reached' if reached else 'MISSED'}: {outcome.ratio:.2f}.")
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("auto-budget", {document: outcome.markdown()})
-        results = ROOT / "bench" / "results" / "auto_budget.json"
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(outcome.fields(), indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "auto-budget", outcome.markdown(), outcome.fields()))
     raise typer.Exit(0 if reached else 1)
 
 

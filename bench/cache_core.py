@@ -14,7 +14,6 @@ Exits with 1 if the goal is missed.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 from array import array
@@ -34,7 +33,7 @@ from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.cache.whatif import WhatIf
 from headstart.config import PrefixIndexName
 from headstart.lab.load.machine import describe_machine
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 
 GOAL_MS = 0.3
@@ -158,9 +157,6 @@ def main(
         f"{'Reached' if reached else 'MISSED'}: {longest.total_us / 1000:.3f} ms."
     )
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("cache-core", {document: text})
-        results = ROOT / "bench" / "results" / "cache_core.json"
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine()),
@@ -168,9 +164,7 @@ def main(
             "goal": {"total_ms": GOAL_MS, "reached": reached},
             "figures": [asdict(each) for each in found],
         }
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "cache-core", text, fields))
     raise typer.Exit(0 if reached else 1)
 
 

@@ -13,7 +13,6 @@ Exits with 1 if the goal is missed.  Reads /proc, so it needs Linux.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -31,7 +30,7 @@ from rich.progress import Progress
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, Namespace
 from headstart.config import PrefixIndexName
 from headstart.lab.load.machine import describe_machine
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 
 GROWTH_GOAL = 0.05
@@ -147,9 +146,6 @@ def main(
         f"{', '.join(f'{each.index} {each.growth:+.1%}' for each in found)}."
     )
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("cache-memory", {document: text})
-        results = ROOT / "bench" / "results" / "cache_memory.json"
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine()),
@@ -157,9 +153,7 @@ def main(
             "goal": {"growth": GROWTH_GOAL, "reached": reached},
             "figures": [{**asdict(each), "growth": each.growth} for each in found],
         }
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "cache-memory", text, fields))
     raise typer.Exit(0 if reached else 1)
 
 

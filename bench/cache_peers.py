@@ -32,7 +32,7 @@ from rich.progress import Progress
 
 from headstart.errors import ConfigError
 from headstart.lab.load.machine import describe_machine
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 
 CASES = ("hit", "miss", "evict")
@@ -294,9 +294,6 @@ def main(
     for failure in failures:
         print(f"* {failure}")
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("cache-peers", {document: text})
-        file = ROOT / "bench" / "results" / "cache_peers.json"
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine()),
@@ -305,9 +302,7 @@ def main(
             "figures": results(rows),
             "pools": results(pools),
         }
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {file.relative_to(ROOT)}")
+        console.print(record(ROOT, "cache-peers", text, fields))
     raise typer.Exit(1 if failures else 0)
 
 

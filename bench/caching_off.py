@@ -13,7 +13,6 @@ streams that share nothing take at most 2 % longer.  Exits with 1 if one is miss
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from rich.console import Console
 
 from headstart.lab.load.figures import Group
 from headstart.lab.load.peers import Entrant, taking_part
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.race import GREETING_TOKENS, Event, measure
 from headstart.lab.load.report import Report, markdown_table
 from headstart.lab.load.scenarios import Kind, Scenario, Workload
@@ -135,17 +134,12 @@ def main(
     reached = Verdict.of(shared, unshared).reached
     print(f"\n{'Reached' if reached else 'MISSED'}.")
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("caching-off", {document: markdown(shared, unshared)})
-        results = ROOT / "bench" / "results" / "caching_off.json"
         fields = {
             "reached": reached,
             "shared": {name: report.fields() for name, report in shared.items()},
             "unshared": {name: report.fields() for name, report in unshared.items()},
         }
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "caching-off", markdown(shared, unshared), fields))
     raise typer.Exit(0 if reached else 1)
 
 

@@ -13,7 +13,6 @@ docs/benchmarks.md says how to set up others.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from rich.console import Console
 from headstart.errors import ConfigError, HeadstartError
 from headstart.lab.load.figures import Group
 from headstart.lab.load.peers import Entrant, taking_part
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.race import GREETING_TOKENS, Event, Figure, comparison, measure
 from headstart.lab.load.report import Report
 from headstart.lab.load.scenarios import Kind, Scenario, Workload
@@ -141,15 +140,10 @@ def main(
             for warning in report.warnings:
                 console.print(f"warning: {event}, {name}: {warning}", markup=False)
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("compare-peers", {document: text, ROOT / "README.md": text})
-        results = ROOT / "bench" / "results" / "compare_peers.json"
         fields = {
             event: {name: one.fields() for name, one in each.items()} for event, each in reports.items()
         }
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "compare-peers", text, fields, also_in=["README.md"]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Exits with 1 if the goal is missed.
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ from rich.progress import Progress
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.config import PolicyName, PrefixIndexName
 from headstart.lab.load.machine import describe_machine
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 
 GOAL = 1.3
@@ -151,9 +150,6 @@ def main(
     print(text)
     print(f"\n{'Reached' if reached else 'MISSED'}: {worst.ratio:.2f} with {worst.index}, {worst.policy}.")
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("eviction-cost", {document: text})
-        results = ROOT / "bench" / "results" / "eviction_cost.json"
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine()),
@@ -161,9 +157,7 @@ def main(
             "goal": {"ratio": GOAL, "reached": reached},
             "figures": [asdict(each) for each in found],
         }
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "eviction-cost", text, fields))
     raise typer.Exit(0 if reached else 1)
 
 

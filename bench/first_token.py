@@ -12,7 +12,6 @@ Exits with 1 if the goal is missed.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +24,7 @@ from headstart.lab.load.local import running_server, serve_command
 from headstart.lab.load.machine import describe_machine
 from headstart.lab.load.progress import collect
 from headstart.lab.load.prompts import PromptSource
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import Report, Setup
 from headstart.lab.load.scenarios import Scenario, Workload, run
 
@@ -66,15 +65,8 @@ def main(
     for warning in report.warnings:
         console.print(f"warning: {warning}")
     if write:
-        documents = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
-        publish("first-token", dict.fromkeys(documents, report.markdown()))
-        results = ROOT / "bench" / "results" / "first_token.json"
         fields = {"goal": {"warm_over_cold": GOAL, "reached": reached}, **report.fields()}
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(
-            f"written to {', '.join(str(path.relative_to(ROOT)) for path in [*documents, results])}"
-        )
+        console.print(record(ROOT, "first-token", report.markdown(), fields, also_in=["README.md"]))
     raise typer.Exit(0 if reached else 1)
 
 

@@ -16,7 +16,6 @@ Exits with 1 if a goal is missed.  Reads /proc, so it needs Linux.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 from dataclasses import asdict, dataclass
@@ -34,7 +33,7 @@ from headstart.config import EngineConfig
 from headstart.engine.client import EngineClient
 from headstart.lab.load.local import running_server, serve_command
 from headstart.lab.load.machine import describe_machine
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 
 GROWTH_GOAL = 0.05
@@ -269,9 +268,6 @@ def main(
         f"{'free' if found.pool_is_free else 'not free'}, {found.idle_mib:,.0f} MiB."
     )
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("memory", {document: found.markdown(date)})
-        results = ROOT / "bench" / "results" / "memory.json"
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine(["headstart", "torch"])),
@@ -280,9 +276,7 @@ def main(
             "idle_mib": found.idle_mib,
             **asdict(found),
         }
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "memory", found.markdown(date), fields))
     raise typer.Exit(0 if found.reached else 1)
 
 

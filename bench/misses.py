@@ -15,7 +15,6 @@ Exits with 1 if the goal is missed.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 from array import array
@@ -33,7 +32,7 @@ from rich.progress import Progress
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, MissReason, Namespace
 from headstart.config import PrefixIndexName
 from headstart.lab.load.machine import describe_machine
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 
 GOAL_MS = 0.3
@@ -165,9 +164,6 @@ def main(
         f"{'Reached' if reached else 'MISSED'}: {worst.ms_per_1000:.3f} ms ({worst.index}, {worst.kind})."
     )
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("misses", {document: text})
-        results = ROOT / "bench" / "results" / "misses.json"
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine()),
@@ -175,9 +171,7 @@ def main(
             "goal": {"ms_per_1000_tokens": GOAL_MS, "reached": reached},
             "figures": [asdict(each) | {"ms_per_1000": each.ms_per_1000} for each in found],
         }
-        results.parent.mkdir(exist_ok=True)
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "misses", text, fields))
     raise typer.Exit(0 if reached else 1)
 
 

@@ -33,7 +33,7 @@ from rich.progress import Progress
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.cache.whatif import CAPACITIES, SAMPLE_SIZE, WhatIf
 from headstart.lab.load.machine import describe_machine
-from headstart.lab.load.publish import publish
+from headstart.lab.load.publish import record
 from headstart.lab.load.report import markdown_table
 
 MEAN_GOAL, WORST_GOAL = 1.5, 3.0
@@ -162,9 +162,6 @@ def main(
     print(text)
     print(f"\nGoals {'reached' if reached else 'MISSED'}.")
     if write:
-        document = ROOT / "docs" / "benchmarks.md"
-        publish("whatif", {document: text})
-        results = ROOT / "bench" / "results" / "whatif.json"
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine()),
@@ -173,8 +170,7 @@ def main(
             "goal": {"mean": MEAN_GOAL, "worst": WORST_GOAL, "reached": reached},
             "figures": [asdict(each) for each in found],
         }
-        results.write_text(json.dumps(fields, indent=2) + "\n")
-        console.print(f"written to {document.relative_to(ROOT)} and {results.relative_to(ROOT)}")
+        console.print(record(ROOT, "whatif", text, fields))
     raise typer.Exit(0 if reached else 1)
 
 

@@ -1,9 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.lab.load.publish import publish, replace_section
+from headstart.lab.load.publish import publish, record, replace_section
 
 TEXT = "# Figures\n<!-- bench:a -->\nold\n<!-- /bench -->\nand\n<!-- bench:b --><!-- /bench -->\nend\n"
 
@@ -31,3 +32,15 @@ def test_all_files_or_none(tmp_path: Path) -> None:
         assert good.read_text() == TEXT
     publish("a", {good: "new"})
     assert "\nnew\n" in good.read_text()
+
+
+def test_a_benchmarks_outcome_is_kept_in_documents_and_as_json(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "bench").mkdir()
+    for file in ("docs/benchmarks.md", "README.md"):
+        (tmp_path / file).write_text("<!-- bench:some-thing -->\n<!-- /bench -->")
+    told = record(tmp_path, "some-thing", "a table", {"ratio": 0.5}, also_in=["README.md"])
+    assert told == "written to docs/benchmarks.md, README.md, bench/results/some_thing.json"
+    assert json.loads((tmp_path / "bench/results/some_thing.json").read_text()) == {"ratio": 0.5}
+    for file in ("docs/benchmarks.md", "README.md"):
+        assert "a table" in (tmp_path / file).read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from headstart.errors import ConfigError
 
@@ -34,3 +36,19 @@ def publish(name: str, contents: Mapping[Path, str]) -> None:
             raise ConfigError(f"{path} cannot show {name}: {error}") from error
     for path, text in changed.items():
         path.write_text(text, encoding="utf-8")
+
+
+def record(
+    root: Path, name: str, content: str, fields: Mapping[str, Any], also_in: Sequence[str] = ()
+) -> str:
+    """Keep a benchmark's outcome in a checkout: where it was written, for people.
+
+    ``content`` goes into docs/benchmarks.md and the files ``also_in``, ``fields`` into bench/results as JSON.
+    Raises ``ConfigError`` as `publish` does.
+    """
+    documents = [root / "docs" / "benchmarks.md", *(root / file for file in also_in)]
+    publish(name, dict.fromkeys(documents, content))
+    results = root / "bench" / "results" / f"{name.replace('-', '_')}.json"
+    results.parent.mkdir(exist_ok=True)
+    results.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    return "written to " + ", ".join(str(path.relative_to(root)) for path in (*documents, results))
