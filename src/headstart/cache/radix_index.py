@@ -137,17 +137,16 @@ class RadixIndex:
             return Match(place=_Place(root))
         walk = self._tree.walk(root, run, 0, stop)
         block_ids: list[int] = []
-        for node in walk.nodes:
-            block_ids += node.block_ids
-        touched = walk.nodes
-        if walk.inside is not None:
-            block_ids += walk.inside.block_ids[: walk.num_inside]
-            touched = [*touched, walk.inside]
+        touched, inside, last = walk.nodes, walk.inside, root
+        for last in touched:  # noqa: B007  # the last of them stays
+            block_ids += last.block_ids
+        if inside is not None:
+            block_ids += inside.block_ids[: walk.num_inside]
+            touched = [*touched, inside]
         shared_with = _pending_for(touched)
-        last = walk.nodes[-1] if walk.nodes else root
         rest = bytes(run[walk.offset : min(stop, walk.offset + self._block_bytes)])
         copy, source = self._partial(last, walk, rest)
-        return Match(block_ids, copy, shared_with, _Place(last, walk.inside, walk.num_inside, source))
+        return Match(block_ids, copy, shared_with, _Place(last, inside, walk.num_inside, source))
 
     def _partial(self, last: Node, walk: Walk, rest: bytes) -> tuple[PartialBlock | None, Node | None]:
         """The committed block behind the walk that shares the most tokens with ``rest``, and its node."""
@@ -218,7 +217,8 @@ class RadixIndex:
 
     def take(self, lease: Lease, count: int) -> None:
         unused = min(count, len(self._free))
-        lease.block_ids += self._free.take(unused)
+        if unused:
+            lease.block_ids += self._free.take(unused)
         if count > unused:
             evicted = self._tree.evict(count - unused)
             self._announcer.removed(evicted)

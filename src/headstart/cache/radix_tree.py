@@ -382,21 +382,16 @@ class RadixTree:
     @staticmethod
     def is_covered(parent: Node, run: bytes) -> bool:
         """Whether a child of ``parent`` begins with ``run`` and goes on."""
-        return parent.children.longer(run)
+        return parent.children.has_longer(run)
 
     def _drop_covered_stubs(self, node: Node) -> list[int]:
         """Drop the stubs beside ``node`` whose tokens it has too, unless they are held."""
         parent = node.parent
         if parent is None or len(parent.children) == 1:
             return []
-        key = node.run[: self._block_bytes]
-        if not parent.children.has_alike(key):
-            return []
         dropped: list[int] = []
-        for size in range(TOKEN_BYTES, len(key), TOKEN_BYTES):
-            stub = parent.children.get(key[:size])
-            if stub is not None:
-                dropped += self._drop_stub(stub)
+        for key in parent.children.shorter(node.run[: self._block_bytes]):
+            dropped += self._drop_stub(parent.children[key])
         return dropped
 
     def _drop_stub(self, stub: Node) -> list[int]:
