@@ -19,7 +19,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import NewType
 
 import xxhash
 
@@ -43,16 +43,20 @@ _AT_ONCE = 512
 class Algorithm:
     """A hash, the length of its digests in bytes, and the serial form that it is taken of."""
 
-    hash: Callable[[bytes], Any]
+    digest: Callable[[bytes], bytes]
     size: int
     is_cbor: bool
 
 
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
 ALGORITHMS = {
-    "sha256": Algorithm(hashlib.sha256, 32, is_cbor=False),
-    "sha256_cbor": Algorithm(hashlib.sha256, 32, is_cbor=True),
-    "xxhash": Algorithm(xxhash.xxh3_128, 16, is_cbor=False),
-    "xxhash_cbor": Algorithm(xxhash.xxh3_128, 16, is_cbor=True),
+    "sha256": Algorithm(_sha256, 32, is_cbor=False),
+    "sha256_cbor": Algorithm(_sha256, 32, is_cbor=True),
+    "xxhash": Algorithm(xxhash.xxh3_128_digest, 16, is_cbor=False),
+    "xxhash_cbor": Algorithm(xxhash.xxh3_128_digest, 16, is_cbor=True),
 }
 
 
@@ -71,14 +75,10 @@ class BlockHasher:
             seed = os.environ.get("PYTHONHASHSEED") or _default_seed(algorithm)
         self._block_size = block_size
         self._is_cbor = chosen.is_cbor
-        self._hash = chosen.hash
+        self._digest = chosen.digest
         self._root = self._digest(cbor.text(seed) if chosen.is_cbor else pickle.dumps(seed, protocol=5))
         self._before_parent = cbor.head(4, 3) + cbor.head(2, chosen.size)
         self._pickler = Pickler(chosen.size) if LEAST_BLOCK <= block_size <= MOST_BLOCK else None
-
-    def _digest(self, data: bytes) -> bytes:
-        digest: bytes = self._hash(data).digest()
-        return digest
 
     def block_digest(self, parent: bytes | None, tokens: Iterable[int], extra: ExtraKeys) -> BlockDigest:
         """The digest of one full block after ``parent``; None is the chain's beginning.
@@ -104,7 +104,7 @@ class BlockHasher:
 
     def _extend_cbor(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
         """Add the digests of the blocks in ``run``, which follow those that are there."""
-        new_hash, before_parent, size = self._hash, self._before_parent, self._block_size
+        digest, before_parent, size = self._digest, self._before_parent, self._block_size
         parent = digests[-1] if digests else self._root
         array, keys, encoded = cbor.head(4, size), None, cbor.NULL
         blocks = cbor.blocks_of(run, size)
@@ -112,22 +112,22 @@ class BlockHasher:
         for block, its_keys in zip(blocks, extra, strict=True):
             if its_keys is not keys:  # many blocks have the same
                 keys, encoded = its_keys, cbor.keys(its_keys)
-            parent = new_hash(b"".join((before_parent, parent, array, block, encoded))).digest()
+            parent = digest(b"".join((before_parent, parent, array, block, encoded)))
             digests.append(parent)
 
     def _extend_pickle(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
         """As `_extend_cbor`, for the pickle forms."""
-        new_hash, num_bytes = self._hash, self._block_size * TOKEN_BYTES
+        digest, num_bytes = self._digest, self._block_size * TOKEN_BYTES
         parent = digests[-1] if digests else self._root
         count = len(run) // num_bytes
         extra = request.all_extra_keys(len(digests), len(digests) + count, self._block_size)
         parts = self._pickler.parts(run, self._block_size) if self._pickler else [(b"", b"")] * count
         for at, (keys, (before, behind)) in enumerate(zip(extra, parts, strict=True)):
             if keys is None and behind:
-                parent = new_hash(b"".join((before, parent, behind))).digest()
+                parent = digest(b"".join((before, parent, behind)))
             else:
                 tokens = tuple(ints_of(run[at * num_bytes : (at + 1) * num_bytes]))
-                parent = self._digest(_pickled(parent, tokens, _each_once(keys)))
+                parent = digest(_pickled(parent, tokens, _each_once(keys)))
             digests.append(parent)
 
 

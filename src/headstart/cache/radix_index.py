@@ -138,7 +138,7 @@ class RadixIndex:
         walk = self._tree.walk(root, run, 0, stop)
         block_ids: list[int] = []
         touched, inside, last = walk.nodes, walk.inside, root
-        for last in touched:  # noqa: B007  # the last of them stays
+        for last in touched:  # the last of them stays
             block_ids += last.block_ids
         if inside is not None:
             block_ids += inside.block_ids[: walk.num_inside]
