@@ -1,4 +1,4 @@
-"""Serial forms of all tokens of a run at once.
+"""Serial forms of all tokens of a run at once, as `cbor` and `pickles` write them.
 
 Encoding tokens one by one costs several times what hashing them does.  Here a *column* is one byte of every
 token's form: records of the longest form are laid out for all tokens together, and the bytes that a token's
@@ -8,6 +8,7 @@ own form does not have are dropped in one pass.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 
 IS_NOT_0 = bytes([0] + [1] * 255)
 _DROPPED_UNLESS = bytes([1] + [0] * 255)
@@ -44,13 +45,9 @@ def joined(columns: Sequence[tuple[bytes, bytes | None]]) -> bytes:
 def cut(encoded: bytes, lengths: bytes, block_size: int, longest: int) -> list[bytes]:
     """The encoded tokens of each block, given each token's length, at most ``longest``."""
     if block_size * longest < 256:
-        sizes: Iterable[int] = total(
-            (lengths[at::block_size] for at in range(block_size)), len(lengths) // block_size
-        )
+        columns = [lengths[at::block_size] for at in range(block_size)]
+        sizes: Iterable[int] = total(columns, len(lengths) // block_size)
     else:
         sizes = (sum(lengths[at : at + block_size]) for at in range(0, len(lengths), block_size))
-    blocks, start = [], 0
-    for size in sizes:
-        blocks.append(encoded[start : start + size])
-        start += size
-    return blocks
+    ends = list(accumulate(sizes))
+    return [encoded[start:end] for start, end in pairwise([0, *ends])]

@@ -19,13 +19,13 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NewType
 
 import xxhash
 
-from headstart.cache import cbor
+from headstart.cache import cbor, pickles
 from headstart.cache.keys import CacheRequest, ExtraKeys
-from headstart.cache.pickles import LEAST_BLOCK, MOST_BLOCK, Pickler
 from headstart.cache.tokens import TOKEN_BYTES, ints_of
 from headstart.config import is_cryptographic
 from headstart.errors import ConfigError
@@ -78,7 +78,7 @@ class BlockHasher:
         self._digest = chosen.digest
         self._root = self._digest(cbor.text(seed) if chosen.is_cbor else pickle.dumps(seed, protocol=5))
         self._before_parent = cbor.head(4, 3) + cbor.head(2, chosen.size)
-        self._pickler = Pickler(chosen.size) if LEAST_BLOCK <= block_size <= MOST_BLOCK else None
+        self._heads = pickles.Heads(chosen.size)
 
     def block_digest(self, parent: bytes | None, tokens: Iterable[int], extra: ExtraKeys) -> BlockDigest:
         """The digest of one full block after ``parent``; None is the chain's beginning.
@@ -117,16 +117,18 @@ class BlockHasher:
 
     def _extend_pickle(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
         """As `_extend_cbor`, for the pickle forms."""
-        digest, num_bytes = self._digest, self._block_size * TOKEN_BYTES
+        digest, size, heads = self._digest, self._block_size, self._heads
         parent = digests[-1] if digests else self._root
-        count = len(run) // num_bytes
-        extra = request.all_extra_keys(len(digests), len(digests) + count, self._block_size)
-        parts = self._pickler.parts(run, self._block_size) if self._pickler else [(b"", b"")] * count
-        for at, (keys, (before, behind)) in enumerate(zip(extra, parts, strict=True)):
-            if keys is None and behind:
-                parent = digest(b"".join((before, parent, behind)))
+        num_bytes = size * TOKEN_BYTES
+        extra = request.all_extra_keys(len(digests), len(digests) + len(run) // num_bytes, size)
+        at_once = pickles.LEAST_BLOCK <= size <= pickles.MOST_BLOCK
+        blocks: Iterable[bytes] = pickles.blocks_of(run, size) if at_once else repeat(b"")
+        for index, (block, keys) in enumerate(zip(blocks, extra, strict=False)):
+            if at_once and keys is None:
+                head = heads[len(block)]
+                parent = digest(b"".join((head, parent, pickles.BEFORE_TOKENS, block, pickles.BEHIND)))
             else:
-                tokens = tuple(ints_of(run[at * num_bytes : (at + 1) * num_bytes]))
+                tokens = tuple(ints_of(run[index * num_bytes : (index + 1) * num_bytes]))
                 parent = digest(_pickled(parent, tokens, _each_once(keys)))
             digests.append(parent)
 

@@ -16,29 +16,25 @@ MOST_BLOCK = 4096
 _HEAD_OF_FORM = b"KMJ".ljust(256, b"\0")
 _LENGTH_OF_FORM = bytes([2, 3, 5]).ljust(256, b"\0")
 _LONGEST = 5
-_BEHIND = b"t\x94N\x87\x94."
+BEFORE_TOKENS, BEHIND = b"\x94(", b"t\x94N\x87\x94."
 
 
-class Pickler:
-    """Writes what comes before and behind a parent of ``parent_size`` bytes."""
+class Heads(dict[int, bytes]):
+    """What comes before a parent of ``parent_size`` bytes, by the number of bytes that the tokens have."""
 
     def __init__(self, parent_size: int) -> None:
+        super().__init__()
         self._parent = b"C" + bytes((parent_size,))
-        self._around = parent_size + len(self._parent) + 2 + len(_BEHIND)
+        self._num_others = len(self._parent) + parent_size + len(BEFORE_TOKENS) + len(BEHIND)
 
-    def parts(self, run: bytes, block_size: int) -> list[tuple[bytes, bytes]]:
-        """For each block of ``run``, the bytes before its parent, and those behind it."""
-        return [
-            (
-                b"\x80\x05\x95" + (self._around + len(block)).to_bytes(8, "little") + self._parent,
-                b"\x94(" + block + _BEHIND,
-            )
-            for block in _blocks_of(run, block_size)
-        ]
+    def __missing__(self, num_bytes: int) -> bytes:
+        frame = (self._num_others + num_bytes).to_bytes(8, "little")
+        head = self[num_bytes] = b"\x80\x05\x95" + frame + self._parent
+        return head
 
 
-def _blocks_of(run: bytes, block_size: int) -> list[bytes]:
-    """The tokens of each block, one after the other."""
+def blocks_of(run: bytes, block_size: int) -> list[bytes]:
+    """The tokens of each block of ``run``, which has whole blocks only, one after the other."""
     byte0, byte1, byte2, byte3 = (run[at::TOKEN_BYTES] for at in range(TOKEN_BYTES))
     has_4 = either(byte2, byte3).translate(IS_NOT_0)  # also what is negative
     has_2 = either(byte1.translate(IS_NOT_0), has_4)
