@@ -44,10 +44,17 @@ def joined(columns: Sequence[tuple[bytes, bytes | None]]) -> bytes:
 
 def cut(encoded: bytes, lengths: bytes, block_size: int, longest: int) -> list[bytes]:
     """The encoded tokens of each block, given each token's length, at most ``longest``."""
-    if block_size * longest < 256:
-        columns = [lengths[at::block_size] for at in range(block_size)]
-        sizes: Iterable[int] = total(columns, len(lengths) // block_size)
-    else:
+    sizes: Iterable[int]
+    if block_size * longest >= 256:
         sizes = (sum(lengths[at : at + block_size]) for at in range(0, len(lengths), block_size))
+    elif block_size & (block_size - 1):
+        columns = [lengths[at::block_size] for at in range(block_size)]
+        sizes = total(columns, len(lengths) // block_size)
+    else:  # a power of two: each byte becomes the sum of itself and those behind it, twice as many each time
+        sums, reach = int.from_bytes(lengths, "little"), 1
+        while reach < block_size:
+            sums += sums >> 8 * reach
+            reach *= 2
+        sizes = sums.to_bytes(len(lengths), "little")[::block_size]
     ends = list(accumulate(sizes))
     return [encoded[start:end] for start, end in pairwise([0, *ends])]

@@ -252,13 +252,16 @@ class HashIndex:
     def _give_up_all(self, blocks: list[Block]) -> None:
         """As `_give_up`, for blocks in the order in which they go."""
         is_plain = not (self._copies or self._order.uses_shape or self._announcer.is_heard)
-        for block in blocks:
-            if is_plain and block.use is None:
-                del self._first[block.digest]  # type: ignore[arg-type]  # it has one
-                self._num_evicted_blocks += 1
-                self._empty(block)
-            else:
+        if not is_plain or any([block.use is not None for block in blocks]):
+            for block in blocks:
                 self._give_up(block)
+            return
+        first = self._first
+        for block in blocks:
+            del first[block.digest]  # type: ignore[arg-type]  # it has one
+            block.digest = block.parent = block.identity = None
+            block.run = b""
+        self._num_evicted_blocks += len(blocks)
 
     @staticmethod
     def _empty(block: Block) -> None:
