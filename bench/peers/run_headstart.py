@@ -1,10 +1,14 @@
-"""Headstart's `KVCacheManager` as a contender: run_headstart.py INDEX NUM_BLOCKS BLOCK_SIZE."""
+"""Headstart's `KVCacheManager` as a contender: run_headstart.py INDEX NUM_BLOCKS BLOCK_SIZE.
+
+INDEX may be "hash ALGORITHM".
+"""
 
 from __future__ import annotations
 
 import sys
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 from admission import as_buffer, serve
 
@@ -15,7 +19,9 @@ class Headstart:
     """Everything that a step of the engine asks of the cache."""
 
     def __init__(self, index: str, num_blocks: int, block_size: int) -> None:
-        config = CacheConfig(num_blocks, block_size, index, explain_misses=False)  # type: ignore[arg-type]
+        index, _, algorithm = index.partition(" ")
+        settings: dict[str, Any] = {"index": index, "hash_algorithm": algorithm or "sha256_cbor"}
+        config = CacheConfig(num_blocks, block_size, explain_misses=False, **settings)
         self._manager = KVCacheManager(config)
         self.num_tokens = num_blocks * block_size
         self.sources: dict[str, Callable[[list[int]], list[int] | array[int]]] = {

@@ -27,7 +27,8 @@ def row(case: str, num_tokens: int, **micros: float) -> Row:
     named = {
         "radix": RADIX,
         "buffer": RADIX_BUFFER,
-        "hash": HASH,
+        "hash": HASH["sha256_cbor"],
+        "hash_sha256": HASH["sha256"],
         "vllm": VLLM["sha256"],
         "vllm_cbor": VLLM["sha256_cbor"],
         "sglang": SGLANG[1],
@@ -55,6 +56,7 @@ def test_each_missed_goal_is_told_with_its_row() -> None:
     rows = [
         row("hit", 131_072, radix=10, buffer=1.5, hash=50, vllm=59, vllm_cbor=75),
         row("evict", 1024, radix=10, buffer=9, hash=10, vllm_cbor=14, sglang=9, sglang_buffer=8),
+        row("evict", 8192, hash_sha256=10, vllm=13),
     ]
     assert missed(rows, [pools(10, 13)]) == [
         "hit of 131,072 tokens: vLLM sha256 / radix is 5.90, the goal 6",
@@ -62,6 +64,7 @@ def test_each_missed_goal_is_told_with_its_row() -> None:
         "evict of 1,024 tokens: vLLM sha256_cbor / hash is 1.40, the goal 1.5",
         "evict of 1,024 tokens: SGLang page 16 / radix is 0.90, the goal 1",
         "evict of 1,024 tokens: SGLang page 16, buffer / radix, buffer is 0.89, the goal 1",
+        "evict of 8,192 tokens: vLLM sha256 / hash sha256 is 1.30, the goal 1.5",
         "miss, radix: 10 times the blocks take 1.30 times as long, the goal is below 1.3",
         "miss, hash: 10 times the blocks take 1.30 times as long, the goal is below 1.3",
     ]

@@ -57,17 +57,17 @@ class LinkedQueue(Generic[Item]):
         self._length += 1
 
     def _link_all(self, items: Iterable[Item], before: Linked) -> None:
-        last = before.prev
+        last, count = before.prev, 0
         try:
             for item in items:
                 if item.next is not None:
                     raise CacheError(f"{item!r} is in the queue already")
                 item.prev, item.next = last, before
-                last.next = item
-                last = item
-                self._length += 1
+                last.next = last = item
+                count += 1
         finally:  # the ring is closed, whatever came in between
             before.prev = last
+            self._length += count
 
     def append(self, item: Item) -> None:
         """Put at the tail: taken last."""

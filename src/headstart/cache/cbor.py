@@ -1,21 +1,15 @@
-"""The little of CBOR (RFC 8949, deterministic: §4.2.1) that block digests need, and all of it fast.
-
-Encoding a prompt's tokens one by one costs several times what hashing them does.  `integers` therefore
-works on whole runs of bytes: a record of the longest form is laid out for all tokens at once, and the
-bytes that a token's shortest form does not have are dropped in one pass.
-"""
+"""The little of CBOR (RFC 8949, deterministic: §4.2.1) that block digests need, and all of it fast."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headstart.cache.columns import IS_NOT_0, cut, either, joined, total
 from headstart.cache.tokens import TOKEN_BYTES, has_negative, ints_of
 
 NULL = b"\xf6"
 
-_IS_NOT_0 = bytes([0] + [1] * 255)
 _IS_24_OR_MORE = bytes([0] * 24 + [1] * 232)
-_DROPPED_UNLESS = bytes([1] + [0] * 255)
 _HEAD_OF_FORM = bytes([0, 0x18, 0x19, 0x1A]).ljust(256, b"\0")
 _LENGTH_OF_FORM = bytes([1, 2, 3, 5]).ljust(256, b"\0")
 _LONGEST = 5
@@ -71,43 +65,20 @@ def blocks_of(run: bytes, block_size: int) -> list[bytes]:
         items = list(map(integer, ints_of(run)))
         return [b"".join(items[at : at + block_size]) for at in range(0, len(items), block_size)]
     encoded, lengths = _integers(run)
-    if block_size * _LONGEST < 256:  # the sums of all blocks side by side, as the bytes of one large number
-        columns = (int.from_bytes(lengths[at::block_size], "little") for at in range(block_size))
-        sizes: Iterable[int] = sum(columns).to_bytes(len(lengths) // block_size, "little")
-    else:
-        sizes = (sum(lengths[at : at + block_size]) for at in range(0, len(lengths), block_size))
-    blocks, start = [], 0
-    for size in sizes:
-        blocks.append(encoded[start : start + size])
-        start += size
-    return blocks
+    return cut(encoded, lengths, block_size, _LONGEST)
 
 
 def _integers(run: bytes) -> tuple[bytes, bytes]:
     """Tokens of ``run``, none negative, encoded one after the other; and each one's length.
 
-    Forms: 0 is the byte alone, 1 a head and 8 bits, 2 a head and 16 bits, 3 a head and 32 bits.  In a
-    record of UTF-16 units a byte to be dropped has its unit's upper half set, so that it is no Latin-1.
+    Forms: 0 is the byte alone, 1 a head and 8 bits, 2 a head and 16 bits, 3 a head and 32 bits.
     """
     byte0, byte1, byte2, byte3 = (run[at::TOKEN_BYTES] for at in range(TOKEN_BYTES))
-    is_3 = _either(byte2, byte3).translate(_IS_NOT_0)
-    from_2 = _either(byte1.translate(_IS_NOT_0), is_3)
-    from_1 = _either(byte0.translate(_IS_24_OR_MORE), from_2)
-    form = sum(int.from_bytes(flags, "little") for flags in (is_3, from_2, from_1))
-    forms = form.to_bytes(len(byte0), "little")
+    is_3 = either(byte2, byte3).translate(IS_NOT_0)
+    from_2 = either(byte1.translate(IS_NOT_0), is_3)
+    from_1 = either(byte0.translate(_IS_24_OR_MORE), from_2)
+    forms = total((is_3, from_2, from_1), len(byte0))
     columns = [(forms.translate(_HEAD_OF_FORM), from_1), (byte1, from_2), (byte0, None)]
     if 1 in is_3:
         columns[1:1] = [(byte3, is_3), (byte2, is_3)]
-    width = 2 * len(columns)
-    records = bytearray(width * len(byte0))
-    for at, (column, kept) in enumerate(columns):
-        records[2 * at :: width] = column
-        if kept is not None:
-            records[2 * at + 1 :: width] = kept.translate(_DROPPED_UNLESS)
-    encoded = records.decode("utf-16-le").encode("latin-1", "ignore")
-    return encoded, forms.translate(_LENGTH_OF_FORM)
-
-
-def _either(a: bytes, b: bytes) -> bytes:
-    """Bitwise or."""
-    return (int.from_bytes(a, "little") | int.from_bytes(b, "little")).to_bytes(len(a), "little")
+    return joined(columns), forms.translate(_LENGTH_OF_FORM)

@@ -100,12 +100,14 @@ class HashIndex:
 
     def match(self, request: CacheRequest, limit: int) -> Match:
         found: list[Block] = []
-        for start in range(0, limit // self._block_size, _AT_ONCE):
-            stop = min(start + _AT_ONCE, limit // self._block_size)
-            digests = self._hasher.extend(request, stop)[start:stop]
+        end, full, find = limit // self._block_size, request.num_tokens // self._block_size, self._first.get
+        for start in range(0, end, _AT_ONCE):
+            stop = min(start + _AT_ONCE, end)
+            # A full block that may not be a hit will be published: it costs least with the others.
+            digests = self._hasher.extend(request, full if full == stop + 1 else stop)[start:stop]
             blocks: list[Block] = []
             for digest in digests:
-                block = self._first.get(digest)
+                block = find(digest)
                 if block is None:
                     break
                 blocks.append(block)
@@ -116,8 +118,8 @@ class HashIndex:
                 self._count_collision(request)
             if len(found) < stop:
                 break
-        shared_with = {block.pending_for for block in found if block.pending_for is not None}
-        return Match([block.block_id for block in found], shared_with=frozenset(shared_with))
+        shared_with = frozenset([block.pending_for for block in found if block.pending_for is not None])
+        return Match([block.block_id for block in found], shared_with=shared_with, place=found)
 
     def _are_all_of(self, request: CacheRequest, start: int, blocks: list[Block]) -> bool:
         """`_is_of` for a row of blocks from ``start`` on, compared together."""
@@ -149,7 +151,7 @@ class HashIndex:
         return [blocks[block_id] for block_id in block_ids]
 
     def cost(self, match: Match) -> int:
-        return sum([not block.ref_count for block in self._blocks(match.block_ids)])
+        return len([None for block in match.place or () if not block.ref_count])
 
     # -- taking ----------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class HashIndex:
         self._order.begin_step(now)
 
     def admit(self, request: CacheRequest, match: Match) -> Lease:
-        hit = self._blocks(match.block_ids)
+        hit: list[Block] = match.place or []
         self._order.remove_all([block for block in hit if not block.ref_count])
         for block in hit:
             block.ref_count += 1
@@ -167,9 +169,7 @@ class HashIndex:
     def take(self, lease: Lease, count: int) -> None:
         base = self._order.base
         taken = base.take(min(count, len(base)))
-        for block in taken:
-            if block.digest is not None:
-                self._give_up(block)
+        self._give_up_all([block for block in taken if block.digest is not None])
         while len(taken) < count:  # who is next depends on who has gone
             taken.append(block := self._order.popleft())
             self._give_up(block)
@@ -181,33 +181,50 @@ class HashIndex:
         if not self._enabled or num_blocks <= lease.num_published:
             return frozenset()
         request, start, size = lease.request, lease.num_published, self._block_size
-        request_id, add_first = request.request_id, self._first.setdefault
         filled = self._blocks(lease.block_ids[start:num_blocks])
-        digests = self._hasher.extend(request, num_blocks)
-        parent = digests[start - 1] if start else None
-        run, num_bytes = request.run(start * size, num_blocks * size), size * TOKEN_BYTES
-        content = zip(digests[start:num_blocks], request.identities(start, num_blocks, size), strict=True)
-        found: list[Block] = []
-        for at, (block, (digest, identity)) in enumerate(zip(filled, content, strict=True)):
+        for block in filled:
             if block.digest is not None:
                 raise CacheError(f"{block!r} carries a digest already")
-            first = add_first(digest, block)
-            if first is not block:
-                if not self._is_of(request, start + at, first):
-                    self._count_collision(request)  # neither this block nor what follows it can be found
-                    break
-                self._copies.setdefault(digest, []).append(block)
-                self._order.review(first)
-            elif parent is not None and self._order.uses_shape:
+        digests = self._hasher.extend(request, num_blocks)
+        new = dict(zip(digests[start:num_blocks], filled, strict=True))
+        run, num_bytes = request.run(start * size, num_blocks * size), size * TOKEN_BYTES
+        request_id = request.request_id
+        if len(new) == len(filled) and self._first.keys().isdisjoint(new):
+            self._first.update(new)
+            found = filled
+        else:
+            found = self._share(request, start, filled)
+        parents = [digests[start - 1] if start else None, *digests[start : num_blocks - 1]]
+        content = zip(found, filled, digests[start:], parents, request.identities(start, num_blocks, size))  # noqa: B905  # as far as found
+        counts_below, place = self._order.uses_shape, 0
+        for first, block, digest, parent, identity in content:
+            if counts_below and first is block and parent is not None:
                 self._num_below[parent] += 1
             block.digest, block.parent, block.pending_for = digest, parent, request_id
-            block.run, block.identity = run[at * num_bytes : (at + 1) * num_bytes], identity
-            found.append(first)
-            parent = digest
+            block.run, block.identity = run[place : place + num_bytes], identity
+            place += num_bytes
         self._pending.append((request, start, filled[: len(found)]))
         self._claim(request, enumerate(found, start))
         lease.num_published = start + len(found)
         return frozenset()
+
+    def _share(self, request: CacheRequest, start: int, filled: list[Block]) -> list[Block]:
+        """What is found under the digests of ``filled``: these blocks, or those that they are copies of.
+
+        Ends where a digest is another content's: neither that block nor what follows it can be found.
+        """
+        found: list[Block] = []
+        for index, block in enumerate(filled, start):
+            digest = request.digests[index]
+            first = self._first.setdefault(digest, block)
+            if first is not block:
+                if not self._is_of(request, index, first):
+                    self._count_collision(request)
+                    break
+                self._copies.setdefault(digest, []).append(block)
+                self._order.review(first)
+            found.append(first)
+        return found
 
     def fork(self, lease: Lease, request: CacheRequest) -> Lease:
         for block_id in lease.block_ids:
@@ -231,6 +248,25 @@ class HashIndex:
         block.ref_count -= 1
         if block.ref_count == 0:
             self._pool.free.prepend_all([block])
+
+    def _give_up_all(self, blocks: list[Block]) -> None:
+        """As `_give_up`, for blocks in the order in which they go."""
+        is_plain = not (self._copies or self._order.uses_shape or self._announcer.is_heard)
+        if not is_plain or any([block.use is not None for block in blocks]):
+            for block in blocks:
+                self._give_up(block)
+            return
+        first = self._first
+        for block in blocks:
+            del first[block.digest]  # type: ignore[arg-type]  # it has one
+            block.digest = block.parent = block.identity = None
+            block.run = b""
+        self._num_evicted_blocks += len(blocks)
+
+    @staticmethod
+    def _empty(block: Block) -> None:
+        block.digest = block.parent = block.identity = block.pending_for = block.use = None
+        block.run = b""
 
     def _give_up(self, block: Block) -> None:
         """Forget what the block holds, for its slots."""
@@ -264,8 +300,7 @@ class HashIndex:
             self._copies.pop(digest, None)
         if first is not block:
             self._order.review(first)
-        block.digest = block.parent = block.pending_for = block.use = None
-        block.run, block.identity = b"", None
+        self._empty(block)
 
     def _count_out(self, block: Block) -> None:
         """Nothing is found under the block's digest any more."""
@@ -353,8 +388,7 @@ class HashIndex:
     def clear(self) -> None:
         self._order.drain()
         for block in self._pool.blocks:
-            block.digest = block.parent = block.pending_for = block.use = None
-            block.run, block.identity = b"", None
+            self._empty(block)
         self._first.clear()
         self._copies.clear()
         self._num_below.clear()

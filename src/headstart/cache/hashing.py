@@ -19,13 +19,14 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NewType
 
 import xxhash
 
-from headstart.cache import cbor
+from headstart.cache import cbor, pickles
 from headstart.cache.keys import CacheRequest, ExtraKeys
-from headstart.cache.tokens import ints_of
+from headstart.cache.tokens import TOKEN_BYTES, ints_of
 from headstart.config import is_cryptographic
 from headstart.errors import ConfigError
 
@@ -75,8 +76,9 @@ class BlockHasher:
         self._block_size = block_size
         self._is_cbor = chosen.is_cbor
         self._digest = chosen.digest
-        self._root = chosen.digest(cbor.text(seed) if chosen.is_cbor else pickle.dumps(seed, protocol=5))
+        self._root = self._digest(cbor.text(seed) if chosen.is_cbor else pickle.dumps(seed, protocol=5))
         self._before_parent = cbor.head(4, 3) + cbor.head(2, chosen.size)
+        self._heads = pickles.Heads(chosen.size)
 
     def block_digest(self, parent: bytes | None, tokens: Iterable[int], extra: ExtraKeys) -> BlockDigest:
         """The digest of one full block after ``parent``; None is the chain's beginning.
@@ -115,12 +117,19 @@ class BlockHasher:
 
     def _extend_pickle(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
         """As `_extend_cbor`, for the pickle forms."""
-        digest, size = self._digest, self._block_size
+        digest, size, heads = self._digest, self._block_size, self._heads
         parent = digests[-1] if digests else self._root
-        tokens = ints_of(run)
-        extra = request.all_extra_keys(len(digests), len(digests) + len(tokens) // size, size)
-        for start, keys in zip(range(0, len(tokens), size), extra, strict=True):
-            parent = digest(_pickled(parent, tuple(tokens[start : start + size]), _each_once(keys)))
+        num_bytes = size * TOKEN_BYTES
+        extra = request.all_extra_keys(len(digests), len(digests) + len(run) // num_bytes, size)
+        at_once = pickles.LEAST_BLOCK <= size <= pickles.MOST_BLOCK
+        blocks: Iterable[bytes] = pickles.blocks_of(run, size) if at_once else repeat(b"")
+        for index, (block, keys) in enumerate(zip(blocks, extra, strict=False)):
+            if at_once and keys is None:
+                head = heads[len(block)]
+                parent = digest(b"".join((head, parent, pickles.BEFORE_TOKENS, block, pickles.BEHIND)))
+            else:
+                tokens = tuple(ints_of(run[index * num_bytes : (index + 1) * num_bytes]))
+                parent = digest(_pickled(parent, tokens, _each_once(keys)))
             digests.append(parent)
 
 

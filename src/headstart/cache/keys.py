@@ -74,7 +74,7 @@ class CacheRequest:
     """
 
     __slots__ = (
-        *("__weakref__", "coded", "digests", "has_collided", "media", "namespace"),
+        *("__weakref__", "coded", "digests", "has_collided", "is_plain", "media", "namespace"),
         *("num_admissions", "num_committed", "num_prompt_tokens", "prompt_embeds", "request_id"),
         *("retention_priority", "skip_reading", "tokens"),
     )
@@ -95,13 +95,16 @@ class CacheRequest:
         self.namespace = namespace
         self.media = tuple(media)
         self.prompt_embeds = prompt_embeds
+        self.is_plain = not self.media and prompt_embeds is None
+        """Whether the tokens tell all of the content: no media, no embeddings."""
         self.skip_reading = skip_reading
         self.tokens = run_of(token_ids)
         """All tokens as one run: little-endian int32.  A bytearray, so that comparing it copies nothing."""
+        num_tokens = self.num_tokens
         if num_prompt_tokens is not None:
-            _in_range("num_prompt_tokens", num_prompt_tokens, self.num_tokens)
+            _in_range("num_prompt_tokens", num_prompt_tokens, num_tokens)
         _in_range("retention_priority", retention_priority, HIGHEST_PRIORITY)
-        self.num_prompt_tokens = self.num_tokens if num_prompt_tokens is None else num_prompt_tokens
+        self.num_prompt_tokens = num_tokens if num_prompt_tokens is None else num_prompt_tokens
         self.retention_priority = retention_priority
         self.digests: list[bytes] = []
         """Digests of the leading full blocks, as far as the `hash` index has needed them; its own."""
@@ -178,11 +181,6 @@ class CacheRequest:
         return bytes(run)
 
     # -- keys ------------------------------------------------------------------------------------
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the tokens tell all of the content: no media, no embeddings."""
-        return not self.media and self.prompt_embeds is None
 
     def extra_keys(self, block_index: int, block_size: int) -> ExtraKeys:
         """What enters the digest of block ``block_index`` beside its tokens, typed, in vLLM's order.

@@ -24,7 +24,7 @@ from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as little is that is made for every request: it would cost more
 class PrefixHit:
     """What `get_computed_blocks` found: ``num_tokens`` prompt tokens need not be computed.
 
@@ -56,7 +56,7 @@ class PrefixHit:
         return PrefixHit(self.request, self.num_tokens - copied.num_tokens, whole, self.version)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Allocation:
     """What `allocate_slots` granted: fresh blocks, now at the end of the request's table.
 
@@ -85,19 +85,6 @@ class CacheStats:
     preempted_requests: int = 0
     preempted_queries: int = 0
     preempted_hits: int = 0
-
-    def plus(self, queries: int, hits: int, *, readmitted: bool, sign: int = 1) -> CacheStats:
-        """The statistics with one admission more (``sign`` 1) or taken back (-1)."""
-        own, other = (sign, sign * queries, sign * hits), (0, 0, 0)
-        a, b = (other, own) if readmitted else (own, other)
-        return CacheStats(
-            self.requests + a[0],
-            self.queries + a[1],
-            self.hits + a[2],
-            self.preempted_requests + b[0],
-            self.preempted_queries + b[1],
-            self.preempted_hits + b[2],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +154,7 @@ class KVCacheManager:
         self._now = 0.0
         self._pins: dict[str, float] = {}  # request id → when its time is over
         self._first_pin_ends = inf
-        self._stats = CacheStats()
+        self._counts = [0] * 6  # the fields of `CacheStats`
 
     # -- lookup and allocation -------------------------------------------------------------------
 
@@ -278,8 +265,11 @@ class KVCacheManager:
             self._misses.took(count)
 
     def _count(self, request: CacheRequest, counted: tuple[int, int] | None, sign: int) -> None:
+        """Add an admission to the statistics (``sign`` 1), or take it back (-1)."""
         if counted is not None:
-            self._stats = self._stats.plus(*counted, readmitted=request.num_admissions > 0, sign=sign)
+            first = 3 if request.num_admissions > 0 else 0
+            for at, count in enumerate((1, *counted), first):
+                self._counts[at] += sign * count
 
     # -- forks -----------------------------------------------------------------------------------
 
@@ -328,18 +318,17 @@ class KVCacheManager:
             request.num_committed = max(request.num_committed, holding.num_computed)
             if grant.replaced is not None:
                 self._index.drop(grant.replaced[1])
-            self._tell_what_if(holding, grant)
+            if self._what_if is not None:
+                self._tell_what_if(self._what_if, holding, grant)
         self._end_step()
 
-    def _tell_what_if(self, holding: _Holding, grant: _Grant) -> None:
-        if self._what_if is None:
-            return
+    def _tell_what_if(self, what_if: WhatIf, holding: _Holding, grant: _Grant) -> None:
         request, hit = holding.lease.request, grant.mark.num_blocks
         if grant.admitted:
             last = holding.lease.block_ids[hit - 1] if hit else None
             counted = grant.counted if request.num_admissions == 1 else None
-            self._what_if.admitted(request, last, counted)
-        self._what_if.computed(request)
+            what_if.admitted(request, last, counted)
+        what_if.computed(request)
 
     def rollback_step(self) -> tuple[str, ...]:
         """Nothing of this step was written: take back every grant.
@@ -508,7 +497,7 @@ class KVCacheManager:
     @property
     def stats(self) -> CacheStats:
         """What was asked and hit since the start."""
-        return self._stats
+        return CacheStats(*self._counts)
 
     @property
     def hit_rate_estimates(self) -> dict[str, float]:
@@ -536,7 +525,7 @@ class KVCacheManager:
             (request_id, holding.num_computed, holding.lease.request.num_admissions)
             for request_id, holding in self._holdings.items()
         ]
-        own = (float(self._now), self._stats, held, [(r, *_grant_state(g)) for r, g in self._step.items()])
+        own = (float(self._now), self.stats, held, [(r, *_grant_state(g)) for r, g in self._step.items()])
         pins = [sorted(self._pins.items())] if self._pins else []
         for part in (own, *pins, self._index.free_block_ids(), *self._index.state(leases)):
             digest.update(part if isinstance(part, bytes) else repr(part).encode())

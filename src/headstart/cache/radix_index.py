@@ -42,8 +42,13 @@ class _Grown:
     after: int | None
 
 
-def _pending_for(nodes: Iterable[Node]) -> frozenset[str]:
+_NOBODY: frozenset[str] = frozenset()
+
+
+def _pending_for(nodes: Sequence[Node]) -> frozenset[str]:
     """The requests whose step will write one of the nodes."""
+    if not nodes:
+        return _NOBODY
     return frozenset([node.pending_for for node in nodes if node.pending_for is not None])
 
 
@@ -132,17 +137,16 @@ class RadixIndex:
             return Match(place=_Place(root))
         walk = self._tree.walk(root, run, 0, stop)
         block_ids: list[int] = []
-        for node in walk.nodes:
-            block_ids += node.block_ids
-        touched = walk.nodes
-        if walk.inside is not None:
-            block_ids += walk.inside.block_ids[: walk.num_inside]
-            touched = [*touched, walk.inside]
+        touched, inside, last = walk.nodes, walk.inside, root
+        for last in touched:  # the last of them stays
+            block_ids += last.block_ids
+        if inside is not None:
+            block_ids += inside.block_ids[: walk.num_inside]
+            touched = [*touched, inside]
         shared_with = _pending_for(touched)
-        last = walk.nodes[-1] if walk.nodes else root
         rest = bytes(run[walk.offset : min(stop, walk.offset + self._block_bytes)])
         copy, source = self._partial(last, walk, rest)
-        return Match(block_ids, copy, shared_with, _Place(last, walk.inside, walk.num_inside, source))
+        return Match(block_ids, copy, shared_with, _Place(last, inside, walk.num_inside, source))
 
     def _partial(self, last: Node, walk: Walk, rest: bytes) -> tuple[PartialBlock | None, Node | None]:
         """The committed block behind the walk that shares the most tokens with ``rest``, and its node."""
@@ -213,7 +217,8 @@ class RadixIndex:
 
     def take(self, lease: Lease, count: int) -> None:
         unused = min(count, len(self._free))
-        lease.block_ids += self._free.take(unused)
+        if unused:
+            lease.block_ids += self._free.take(unused)
         if count > unused:
             evicted = self._tree.evict(count - unused)
             self._announcer.removed(evicted)
@@ -222,46 +227,47 @@ class RadixIndex:
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         assert isinstance(lease, RadixLease)
-        if not self._enabled or num_blocks <= lease.num_published:
-            return frozenset()
-        request = lease.request
-        size = self._block_size
-        run = self._codes.make(request, lease.num_published * size, num_blocks * size)
-        num_blocks = min(num_blocks, len(run) // self._block_bytes)
-        if num_blocks <= lease.num_published:
-            return frozenset()
-        stop = num_blocks * self._block_bytes
-        block_ids = lease.block_ids[lease.num_published : num_blocks]
-        walk = self._tree.walk(lease.node, run, lease.num_published * self._block_bytes, stop)
+        published = lease.num_published
+        if not self._enabled or num_blocks <= published:
+            return _NOBODY
+        request, size, num_bytes = lease.request, self._block_size, self._block_bytes
+        run = self._codes.make(request, published * size, num_blocks * size)
+        num_blocks = min(num_blocks, len(run) // num_bytes)
+        if num_blocks <= published:
+            return _NOBODY
+        walk = self._tree.walk(lease.node, run, published * num_bytes, num_blocks * num_bytes)
         known = walk.nodes
         if walk.inside is not None:
             known = [*known, self._tree.split(walk.inside, walk.num_inside)]
-        repeated = 0
+        asks = self._tree.idle.is_asked(request)
+        start = published
         for node in known:
             self._tree.lock_one(node)
-            repeated += len(node.block_ids)
-            # It was not found, or its copy counts: this is no use.
-            self._claim(request, node, lease.num_published + repeated, is_use=False)
+            start += len(node.block_ids)
+            if asks:  # it was not found, or its copy counts: this is no use
+                self._claim(request, node, start, is_use=False)
             lease.node = node
-        lease.repeats.update(block_ids[:repeated])
-        if repeated < len(block_ids):
-            new = block_ids[repeated:]
-            start = lease.num_published + repeated
+        if known:
+            lease.repeats.update(lease.block_ids[published:start])
+        if start < num_blocks:
             if self._announcer.is_heard:
                 after = lease.node.block_ids[-1] if lease.node.block_ids else None
-                self._unannounced.append(_Grown(request, start, tuple(new), after))
+                new = tuple(lease.block_ids[start:num_blocks])
+                self._unannounced.append(_Grown(request, start, new, after))
             for first, last in self._parts(request, start, num_blocks):
                 part, blocks = part_of(run, first * size, last * size), lease.block_ids[first:last]
                 lease.node = self._tree.grow(lease.node, part, blocks, request.request_id)
-                self._claim(request, lease.node, last)
+                if asks:
+                    self._claim(request, lease.node, last)
         lease.num_published = num_blocks
         return _pending_for(known)
 
     def _parts(self, request: CacheRequest, start: int, stop: int) -> list[tuple[int, int]]:
         """Blocks ``start`` to ``stop`` as they become nodes: cut at the prompt's end if answers go first."""
-        cut = -(-request.num_prompt_tokens // self._block_size)
-        if self._generated_first and start < cut < stop:
-            return [(start, cut), (cut, stop)]
+        if self._generated_first:
+            cut = -(-request.num_prompt_tokens // self._block_size)
+            if start < cut < stop:
+                return [(start, cut), (cut, stop)]
         return [(start, stop)]
 
     def fork(self, lease: Lease, request: CacheRequest) -> RadixLease:

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sortedcontainers import SortedDict
-
 from headstart.cache.blocks import Evictable, LinkedQueue, law
+from headstart.cache.children import Children
 from headstart.cache.eviction import Claim
 from headstart.cache.keys import Namespace
 from headstart.cache.tokens import TOKEN_BYTES
@@ -29,7 +28,7 @@ from headstart.cache.victims import Pins, VictimOrder, make_order
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
-_NO_CHILDREN: SortedDict = SortedDict()  # shared by all leaves and never written: most nodes are leaves
+_NO_CHILDREN: Children[Node] = Children()  # shared by all leaves and never written: most nodes are leaves
 
 
 class Node(Evictable):
@@ -42,7 +41,7 @@ class Node(Evictable):
     __slots__ = ("block_ids", "children", "lock", "parent", "pending_for", "run")
 
     def __init__(self, run: bytes, block_ids: list[int], lock: int = 0) -> None:
-        super().__init__()
+        self.prev = self.next = self.use = None  # what `Evictable` does: nodes are made by the thousand
         self.run = run
         self.block_ids = block_ids
         self.parent: Node | None = None
@@ -180,17 +179,9 @@ class RadixTree:
         In sorted order no key shares a longer prefix with ``rest`` than its nearest neighbours; those
         that do not begin with the same token are left out.
         """
-        children = node.children
-        if not children or not rest:
-            return
-        keys, token = children.keys(), rest[:TOKEN_BYTES]
-        place = children.bisect_left(rest)
-        for indices in (range(place, len(keys)), range(place - 1, -1, -1)):
-            for index in indices:
-                key: bytes = keys[index]
-                if not key.startswith(token):
-                    break
-                child: Node = children[key]
+        for keys in node.children.sides(rest):
+            for key in keys:
+                child = node.children[key]
                 if child.pending_for is None:
                     yield key, child
                     break
@@ -212,7 +203,10 @@ class RadixTree:
         """Hold the whole path from ``node`` to the root."""
         step: Node | None = node
         while step is not None:
-            self.lock_one(step)
+            if step.lock:
+                step.lock += 1
+            else:
+                self.lock_one(step)
             step = step.parent
 
     def lock_one(self, node: Node) -> None:
@@ -247,12 +241,16 @@ class RadixTree:
             node = self.idle.first()
             if node is None or node.children:
                 raise CacheError(f"no block can be evicted: the first idle node is {node!r}")
-            kept = max(0, len(node.block_ids) - (count - len(evicted)))
-            tail = node.block_ids[kept:]
-            del node.block_ids[kept:]
+            tail, kept = node.block_ids, len(node.block_ids) - (count - len(evicted))
+            if kept > 0:
+                tail = tail[kept:]
+                del node.block_ids[kept:]
+            else:
+                node.block_ids = []
             self.idle.evicted(node, len(tail))
             self.num_idle_blocks -= len(tail)
-            evicted += reversed(tail)
+            tail.reverse()
+            evicted += tail
             if not node.block_ids:
                 if node.use is not None and node.use.pins:
                     above = node.parent
@@ -332,7 +330,7 @@ class RadixTree:
     def settle(self, node: Node) -> list[int]:
         """Mend the tree around a node that was cut off only to be held; returns what is superfluous."""
         if len(node.children) == 1:
-            self._merge_into(node.children.peekitem(0)[1])
+            self._merge_into(next(iter(node.children.values())))
         elif node.parent is not None and self.is_covered(node.parent, node.run):
             return self._drop_stub(node)
         return []
@@ -342,15 +340,15 @@ class RadixTree:
     def _attach(self, parent: Node, node: Node) -> None:
         """Hang ``node`` under ``parent``, in place of whatever began with the same block."""
         if parent.children is _NO_CHILDREN:
-            parent.children = SortedDict()
-        parent.children[node.run[: self._block_bytes]] = node
+            parent.children = Children()
+        parent.children.put(node.run[: self._block_bytes], node)
         node.parent = parent
 
     def _detach(self, node: Node) -> None:
         parent = node.parent
         if node.children or parent is None:
             raise CacheError(f"{node!r} cannot leave the tree: only leaves can")
-        del parent.children[node.run[: self._block_bytes]]
+        parent.children.drop(node.run[: self._block_bytes])
         node.parent = None
         self._drop_if_bare(parent)
         self.idle.review(parent)
@@ -383,22 +381,17 @@ class RadixTree:
 
     @staticmethod
     def is_covered(parent: Node, run: bytes) -> bool:
-        """Whether a child of ``parent`` begins with ``run`` and goes on: it sorts directly behind it."""
-        children = parent.children
-        place = children.bisect_right(run)
-        return place < len(children) and bool(children.peekitem(place)[0].startswith(run))
+        """Whether a child of ``parent`` begins with ``run`` and goes on."""
+        return parent.children.has_longer(run)
 
     def _drop_covered_stubs(self, node: Node) -> list[int]:
         """Drop the stubs beside ``node`` whose tokens it has too, unless they are held."""
         parent = node.parent
         if parent is None or len(parent.children) == 1:
             return []
-        key = node.run[: self._block_bytes]
         dropped: list[int] = []
-        for size in range(TOKEN_BYTES, len(key), TOKEN_BYTES):
-            stub = parent.children.get(key[:size])
-            if stub is not None:
-                dropped += self._drop_stub(stub)
+        for key in parent.children.shorter(node.run[: self._block_bytes]):
+            dropped += self._drop_stub(parent.children[key])
         return dropped
 
     def _drop_stub(self, stub: Node) -> list[int]:
@@ -418,7 +411,7 @@ class RadixTree:
             frontier: list[Node] = [root]
             while frontier:
                 node = frontier.pop()
-                frontier.extend(reversed(node.children.values()))
+                frontier += [node.children[key] for key in sorted(node.children, reverse=True)]
                 yield node.block_ids, node.lock, node.pending_for, len(node.children), len(self.run_of(node))
                 yield self.run_of(node)
                 if node.use is not None:

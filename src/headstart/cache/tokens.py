@@ -36,6 +36,8 @@ def has_negative(run: bytes | bytearray, start: int = 0, stop: int | None = None
 
 def part_of(run: bytearray, start: int, stop: int) -> bytes:
     """Tokens ``start`` to ``stop`` (exclusive), copied once."""
+    if start == 0 and stop * TOKEN_BYTES >= len(run):
+        return bytes(run)
     with memoryview(run) as view:
         return bytes(view[start * TOKEN_BYTES : stop * TOKEN_BYTES])
 
@@ -47,10 +49,9 @@ def run_of(token_ids: Iterable[int] | Buffer) -> bytearray:
             raise _not_tokens(f"{len(token_ids)} bytes are no whole number of them")
         return bytearray(token_ids)
     try:
-        view = memoryview(token_ids)  # type: ignore[arg-type]  # whether it is a buffer is the question
-    except TypeError:
-        view = None
-    try:
+        if isinstance(token_ids, list | tuple):
+            return _pack(token_ids)
+        view = _view_of(token_ids)
         if view is not None and view.format == "i" and view.ndim == 1 and sys.byteorder == "little":
             return bytearray(view)
         return _pack(list(token_ids) if view is None else view.tolist())  # type: ignore[arg-type]
@@ -58,8 +59,17 @@ def run_of(token_ids: Iterable[int] | Buffer) -> bytearray:
         raise _not_tokens(str(error)) from error
 
 
+def _view_of(token_ids: Iterable[int] | Buffer) -> memoryview | None:
+    try:
+        return memoryview(token_ids)  # type: ignore[arg-type]  # whether it is a buffer is the question
+    except TypeError:
+        return None
+
+
 def _pack(tokens: Sequence[int]) -> bytearray:
     """The tokens as a run; twice as fast as an array of them."""
+    if len(tokens) <= _PIECE:
+        return bytearray(struct.pack(f"<{len(tokens)}i", *tokens))
     rest = len(tokens) - len(tokens) % _PIECE
     pieces = [_pack_piece(*tokens[start : start + _PIECE]) for start in range(0, rest, _PIECE)]
     run = bytearray().join(pieces)

@@ -170,19 +170,18 @@ class LruOrder(VictimOrder[Item]):
         super().__init__(base, generated_first=generated_first)
         self._lowest: Rank = (False, True, 0, not generated_first)
         self._ranked: SortedDict = SortedDict()  # rank → queue, none of them empty
+        self._has_uses = False  # whether any item may have one: most servers never ask for ranks
 
     def append_all(self, items: Iterable[Item]) -> None:
         """At the tails of their ranks."""
-        items = list(items)
-        if any(item.use is not None for item in items):
+        if self._has_uses:
             super().append_all(items)
         else:
             self.base.append_all(items)
 
     def remove_all(self, items: Iterable[Item]) -> None:
         """Wherever they stand."""
-        items = list(items)
-        if any(item.use is not None for item in items):
+        if self._has_uses:
             super().remove_all(items)
         else:
             self.base.remove_all(items)
@@ -221,11 +220,17 @@ class LruOrder(VictimOrder[Item]):
         def change() -> None:
             if item.use is None:
                 item.use = Use(claim.depth, prompt=not self._generated_first)  # else a claim must say so
+                self._has_uses = True
             item.use.claim(claim)
 
         use = item.use
         if use is None or claim.priority > use.priority or (claim.prompt and not use.prompt):
             self._rerank(item, change)
+
+    def pin(self, item: Item, sign: int) -> None:
+        """See `VictimOrder`."""
+        self._has_uses = True
+        super().pin(item, sign)
 
     def _rerank(self, item: Item, change: Callable[[], None]) -> None:
         idle = item.next is not None
