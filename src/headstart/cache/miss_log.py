@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from headstart.cache.keys import SHARED, CacheRequest, Namespace
-from headstart.cache.misses import CONTEXT, Findings, Memory, Prompt, Stored, num_common, space_of
+from headstart.cache.misses import CONTEXT, PRINT, Findings, Memory, Prompt, Stored, num_common, space_of
 from headstart.cache.reasons import MissReason, MissReport
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
@@ -21,7 +21,6 @@ from headstart.errors import CacheError
 _LONGEST_QUEUE = 4096
 _MOST_QUEUED_TOKENS = 1 << 18
 """When nobody asks, what is queued is dealt with at these bounds."""
-_PRINT_CONTEXT = 15
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +64,9 @@ class _Moved:
 
 @dataclass(frozen=True, slots=True)
 class _Evicted:
-    block_id: int
+    """One after the other, for the same grant."""
+
+    block_ids: list[int]
     now: float
     num_taken: int
 
@@ -122,7 +123,7 @@ class MissLog:
         """See `Listener`, as for these four.  Copies the new text."""
         size = self._config.block_size
         first, stop = start * size, (start + len(block_ids)) * size
-        run = request.text(max(0, first - _PRINT_CONTEXT), stop)
+        run = request.text(first - first % PRINT, stop)
         new = Stored(_space(request.namespace), start, run, tuple(block_ids), after)
         self._num_queued_tokens += stop - first
         last = self._queue[-1] if self._queue else None
@@ -138,7 +139,11 @@ class MissLog:
 
     def removed(self, block_id: int) -> None:
         """With the time, and how many blocks were taken before the grant that it made room for."""
-        self._append(_Evicted(block_id, self.now, self._num_taken))
+        last = self._queue[-1] if self._queue else None
+        if isinstance(last, _Evicted) and last.now == self.now and last.num_taken == self._num_taken:
+            last.block_ids.append(block_id)
+        else:
+            self._append(_Evicted([block_id], self.now, self._num_taken))
 
     def cleared(self) -> None:
         """Whoever has everything forgotten has its ghosts forgotten, too."""
@@ -260,8 +265,8 @@ class MissLog:
             case list():
                 self._memory.store(event)
                 self._num_queued_tokens -= sum(len(new.block_ids) for new in event) * self._config.block_size
-            case _Evicted(block_id, now, num_taken):
-                self._memory.evict(block_id, now, num_taken)
+            case _Evicted(block_ids, now, num_taken):
+                self._memory.evict(block_ids, now, num_taken)
             case _Admitted():
                 if not event.outcome.withdrawn:
                     self._explain(event)
