@@ -272,8 +272,7 @@ class Memory:
         hashes = blocks @ self._factors
         hashes *= np.concatenate(powers)
         spaces = np.array([new.space for new in news], np.uint64).repeat([len(new.block_ids) for new in news])
-        rows = self._take_rows(len(blocks))
-        keys, parent_keys = self._link(news, rows, hashes)
+        rows, keys, parent_keys = self._link(news, hashes)
         self._spaces[rows] = spaces
         self._states[rows] = _CACHED
         self._lengths[rows] = size
@@ -281,8 +280,6 @@ class Memory:
         self._rounds[rows] = rounds = (self._rounds[rows] + 1) & _ROUND_MASK
         self._siblings.add(rows, parent_keys - spaces + blocks[:, 0] * _FIRST)
         self._copies.update((keys - spaces).tolist())
-        for key in filter(self._ghosts.__contains__, keys.tolist()):
-            self._free(self._ghosts.pop(key)[0])
         dated = (rounds << _PLACE_BITS) + rows * size  # the places of the blocks' first tokens
         if size == PRINT:  # each block is a print
             names, places = values.reshape(-1, PRINT) @ _PRINT_FACTORS + spaces, dated + (PRINT - 1)
@@ -299,10 +296,23 @@ class Memory:
         if len(self._places) > self._most_places:
             self._forget_places()
 
-    def _take_rows(self, count: int) -> _Rows:
-        """So many unused rows.  There are as many as blocks that are not findable."""
-        self._num_unused -= count
-        return self._unused[self._num_unused : self._num_unused + count].copy()
+    def _take_rows(self, keys: list[int]) -> _Rows:
+        """A row for each, its ghost's if it has one; there are as many unused as blocks not findable."""
+        ghosts = self._ghosts
+        if any(map(ghosts.__contains__, keys)):
+            return np.array([self._take_row(ghosts.pop(key, None)) for key in keys])
+        bottom = self._num_unused - len(keys)
+        rows = self._unused[bottom : self._num_unused][::-1].copy()
+        self._num_unused = bottom
+        return rows
+
+    def _take_row(self, ghost: _Ghost | None = None) -> int:
+        if ghost is not None:
+            self._free(ghost[0])
+        elif not self._num_unused:
+            self._forget_oldest_ghost()
+        self._num_unused -= 1
+        return int(self._unused[self._num_unused])
 
     def _free(self, row: int) -> None:
         """The ghost is none any more; its row may be used again."""
@@ -310,31 +320,35 @@ class Memory:
         self._unused[self._num_unused] = row
         self._num_unused += 1
 
-    def _link(self, news: Sequence[Stored], rows: _Rows, hashes: _U64) -> tuple[_U64, _U64]:
-        """Each block's row to the one before; their keys, and those of the ones before."""
-        parents = np.empty_like(rows)
-        parents[1:] = rows[:-1]
+    def _link(self, news: Sequence[Stored], hashes: _U64) -> tuple[_Rows, _U64, _U64]:
+        """The blocks' rows, each linked to the one before; their keys, and those of the ones before."""
+        chosen: list[_Rows] = []
         chains: list[_U64] = []  # of each run of blocks the keys, behind that of the block before it
+        above: list[_Rows] = []
         first = 0
         for new in news:
-            stop = first + len(new.block_ids)
+            count = len(new.block_ids)
             parent = _BEGINNING if new.after is None else self._row_of_block[new.after]
-            chain = np.empty(stop - first + 1, np.uint64)
+            chain = np.empty(count + 1, np.uint64)
             chain[0] = new.space if new.after is None else self._key_of[parent]
-            chain[1:] = hashes[first:stop]
+            chain[1:] = hashes[first : first + count]
             np.add.accumulate(chain, out=chain)
+            rows = self._take_rows(chain[1:].tolist())
+            self._keys[rows] = chain[1:]  # what follows may be behind it
+            self._rows[np.array(new.block_ids)] = rows
+            parents = np.empty(count, np.int64)
+            parents[0] = parent
+            parents[1:] = rows[:-1]
+            chosen.append(rows)
             chains.append(chain)
-            own = rows[first:stop]
-            parents[first] = parent
-            self._keys[own] = chain[1:]  # what follows may be behind it
-            self._rows[np.array(new.block_ids)] = own
-            first = stop
-        keys = np.concatenate([chain[1:] for chain in chains])
+            above.append(parents)
+            first += count
+        rows, parents = np.concatenate(chosen), np.concatenate(above)
         parent_keys = np.concatenate([chain[:-1] for chain in chains])
         self._parents[rows], self._parent_keys[rows] = parents, parent_keys
         self._children[rows] = _BEGINNING
         self._children[parents] = rows  # of several, the last
-        return keys, parent_keys
+        return rows, self._keys[rows], parent_keys
 
     def move(self, block_id: int, to: int) -> None:
         """The content lives on in another block."""
@@ -367,12 +381,9 @@ class Memory:
         if (key, tail) in self._ghosts:
             self._ghosts.move_to_end((key, tail))
             return
-        if not self._num_unused:
-            self._forget_oldest_ghost()
-        rows = self._take_rows(1)
-        (row,) = rows.tolist()
+        row = self._take_row()
         first = int.from_bytes(tail[:TOKEN_BYTES], "little") + 1
-        self._siblings.add(rows, np.array([_head(key - space, first)], np.uint64))
+        self._siblings.add(np.array([row]), np.array([_head(key - space, first)], np.uint64))
         self._key_of[row] = self._parent_key_of[row] = 0  # nothing follows it, and it follows nothing
         self._spaces[row] = space
         self._states[row] = _TAIL
