@@ -124,7 +124,7 @@ class MissLog:
         size = self._config.block_size
         first, stop = start * size, (start + len(block_ids)) * size
         run = request.text(first - first % PRINT, stop)
-        new = Stored(_space(request.namespace), start, run, tuple(block_ids), after)
+        new = Stored(self._space_of(request), start, run, tuple(block_ids), after)
         self._num_queued_tokens += stop - first
         last = self._queue[-1] if self._queue else None
         if isinstance(last, list):
@@ -200,6 +200,7 @@ class MissLog:
 
     def ended(self, request: CacheRequest, num_computed: int, block_ids: Sequence[int]) -> None:
         """It gives its blocks back, with K and V of ``num_computed`` tokens in them."""
+        space = self._space_of(request)
         self._live.pop(request.request_id, None)
         outcome = self._outcomes.get(request)
         if outcome is not None:
@@ -207,7 +208,7 @@ class MissLog:
         whole, rest = divmod(num_computed, self._config.block_size)
         if rest and self._config.enable_prefix_caching:
             tail = request.text(num_computed - rest, num_computed)
-            self._append(_Tail(_space(request.namespace), tail, block_ids[whole - 1] if whole else None))
+            self._append(_Tail(space, tail, block_ids[whole - 1] if whole else None))
 
     def took(self, count: int) -> None:
         """So many blocks were taken from the pool, for which those reported since were evicted."""
@@ -254,6 +255,11 @@ class MissLog:
     def _append(self, event: _Event) -> None:
         self._queue.append(event)
         self._bound()
+
+    def _space_of(self, request: CacheRequest) -> int:
+        """Hashed once, while it is being computed."""
+        live = self._live.get(request.request_id)
+        return live.space if live is not None and live.request is request else _space(request.namespace)
 
     def _bound(self) -> None:
         if len(self._queue) >= _LONGEST_QUEUE or self._num_queued_tokens >= _MOST_QUEUED_TOKENS:

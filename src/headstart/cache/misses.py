@@ -25,7 +25,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
@@ -189,16 +189,24 @@ class Siblings:
             self._older[rows] = before
             self._newer[before] = rows
 
-    def remove(self, row: int) -> None:
-        """The row is used no more."""
-        older, newer = self._older_than[row], self._newer_than[row]
-        if newer != _BEGINNING:
-            self._older_than[newer] = older
-        elif older != _BEGINNING:
-            self._latest[self._head_of[row]] = older
-        else:
-            del self._latest[self._head_of[row]]
-        self._newer_than[older] = newer
+    def remove(self, rows: Sequence[int]) -> None:
+        """The rows are used no more."""
+        older_than, newer_than, head_of, latest = (
+            self._older_than,
+            self._newer_than,
+            self._head_of,
+            self._latest,
+        )
+        for row in rows:
+            older, newer = older_than[row], newer_than[row]
+            if newer != _BEGINNING:
+                older_than[newer] = older
+            elif older != _BEGINNING:
+                latest[head_of[row]] = older
+            else:
+                del latest[head_of[row]]
+            if older != _BEGINNING:
+                newer_than[older] = newer
 
     def latest(self, head: int) -> list[int]:
         """The latest 256 rows that begin so: more are not looked at."""
@@ -239,6 +247,7 @@ class Memory:
         self._powers = _powers(config.num_blocks)
         self._siblings = Siblings(num_rows)
         self._unused = np.arange(num_rows - 1, 0, -1)  # a stack: the first ``_num_unused``
+        self._unused_at = self._unused.data
         self._num_unused = num_rows - 1
         self._ghosts = OrderedDict[Any, _Ghost]()  # by key; a tail's is (its parent's, its tokens)
         self._copies = Counter[int]()  # text id → how many findable blocks have it
@@ -308,17 +317,18 @@ class Memory:
 
     def _take_row(self, ghost: _Ghost | None = None) -> int:
         if ghost is not None:
-            self._free(ghost[0])
+            self._free([ghost[0]])
         elif not self._num_unused:
-            self._forget_oldest_ghost()
+            self._forget_oldest_ghosts(1)
         self._num_unused -= 1
-        return int(self._unused[self._num_unused])
+        return self._unused_at[self._num_unused]
 
-    def _free(self, row: int) -> None:
-        """The ghost is none any more; its row may be used again."""
-        self._siblings.remove(row)
-        self._unused[self._num_unused] = row
-        self._num_unused += 1
+    def _free(self, rows: Sequence[int]) -> None:
+        """They are no ghosts any more; they may be used again."""
+        self._siblings.remove(rows)
+        for row in rows:
+            self._unused_at[self._num_unused] = row
+            self._num_unused += 1
 
     def _link(self, news: Sequence[Stored], hashes: _U64) -> tuple[_Rows, _U64, _U64]:
         """The blocks' rows, each linked to the one before; their keys, and those of the ones before."""
@@ -364,13 +374,9 @@ class Memory:
         keys = self._keys[rows]
         copies = self._copies
         for text in (keys - self._spaces[rows]).tolist():
-            if copies[text] == 1:
-                del copies[text]
-            else:
-                copies[text] -= 1
-        when = now, num_taken
-        for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
-            self._haunt(key, row, when)
+            if others := copies.pop(text) - 1:
+                copies[text] = others
+        self._haunt(keys.tolist(), rows.tolist(), (now, num_taken))
 
     def keep_tail(self, space: int, tail: bytes, after: int | None) -> None:
         """A request left a partly filled block, behind block ``after``."""
@@ -391,18 +397,19 @@ class Memory:
         at = row * self._size * TOKEN_BYTES
         self._bytes[at : at + len(tail)] = tail
         self._round_of[row] = (self._round_of[row] + 1) & _ROUND_MASK
-        self._haunt((key, tail), row, None)
+        self._haunt([(key, tail)], [row], None)
 
-    def _haunt(self, key: Any, row: int, when: tuple[float, int] | None) -> None:
-        if key in self._ghosts:  # two hashes are equal
-            self._free(self._ghosts[key][0])
-        self._ghosts[key] = row, when
-        if len(self._ghosts) > self.num_ghosts:
-            self._forget_oldest_ghost()
+    def _haunt(self, keys: Sequence[Any], rows: Sequence[int], when: tuple[float, int] | None) -> None:
+        ghosts = self._ghosts
+        for key in filter(ghosts.__contains__, keys):  # two hashes are equal
+            self._free([ghosts.pop(key)[0]])
+        ghosts.update(zip(keys, zip(rows, repeat(when)), strict=False))
+        self._forget_oldest_ghosts(len(ghosts) - self.num_ghosts)
 
-    def _forget_oldest_ghost(self) -> None:
-        """The one that has been a ghost for longest."""
-        self._free(self._ghosts.popitem(last=False)[1][0])
+    def _forget_oldest_ghosts(self, count: int) -> None:
+        """Those that have been ghosts for longest."""
+        oldest = self._ghosts.popitem
+        self._free([oldest(last=False)[1][0] for _ in range(count)])
 
     @property
     def _most_places(self) -> int:
