@@ -293,7 +293,7 @@ class MissLog:
         prompt = self._prompt(admission)
         found = self._memory.explain(prompt)
         place, last = hit, num_tokens - 1
-        tokens = {}
+        tokens = {MissReason.LAST_TOKEN: 1}
         for reason, stop in (
             (MissReason.UNALIGNED, found.unaligned),
             (MissReason.IN_FLIGHT, prompt.in_flight),
@@ -301,11 +301,15 @@ class MissLog:
             (MissReason.ISOLATED, found.isolated),
         ):
             stop = min(stop, last)
-            tokens[reason] = max(0, stop - place)
-            place = max(place, stop)
-        diverged = sum(max(0, min(stop, last) - max(start, place)) for start, stop in found.diverged)
-        tokens |= {MissReason.DIVERGED: diverged, MissReason.COLD: last - place - diverged}
-        self._report(admission, tokens | {MissReason.LAST_TOKEN: 1}, found)
+            if stop > place:
+                tokens[reason] = stop - place
+                place = stop
+        diverged = sum([max(0, min(stop, last) - max(start, place)) for start, stop in found.diverged])
+        if diverged:
+            tokens[MissReason.DIVERGED] = diverged
+        if last - place > diverged:
+            tokens[MissReason.COLD] = last - place - diverged
+        self._report(admission, tokens, found)
 
     def _prompt(self, admission: _Admitted) -> Prompt:
         """From the last hit block that has a row; those behind it are of the step that admitted it."""
@@ -345,14 +349,15 @@ class MissLog:
     def _report(
         self, admission: _Admitted, tokens: dict[MissReason, int], found: Findings | None = None
     ) -> None:
-        evicted = found.evicted_at if found is not None and tokens[MissReason.EVICTED] else None
-        diverged = found is not None and tokens[MissReason.DIVERGED]
+        evicted = found.evicted_at if found is not None and MissReason.EVICTED in tokens else None
         admission.outcome.report = report = MissReport(
             admission.request_id,
             admission.num_tokens,
             admission.num_hit_tokens,
-            {reason: tokens[reason] for reason in MissReason if tokens.get(reason)},
-            max(found.unaligned, admission.num_hit_tokens) if found is not None and diverged else None,
+            tokens,
+            max(found.unaligned, admission.num_hit_tokens)
+            if found is not None and MissReason.DIVERGED in tokens
+            else None,
             admission.now - evicted[0] if evicted is not None else None,
             admission.num_taken - evicted[1] if evicted is not None else None,
         )

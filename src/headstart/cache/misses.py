@@ -497,13 +497,13 @@ class Memory:
             return
         names = _prints(values[first:]) + np.uint64(prompt.space)
         candidates = self._may_have[(names >> self._rest_bits).view(np.int64)].nonzero()[0]
+        places, round_of = self._places, self._round_of
         done = 0  # up to where the run is dealt with
         for start, name in zip((first + candidates).tolist(), names[candidates].tolist(), strict=True):
-            place = self._places.get(name)
-            if place is None or start + PRINT <= done:
+            if start + PRINT <= done or (place := places.get(name)) is None:
                 continue
             row, offset = divmod(place & _SPOT_MASK, self._size)
-            if self._round_of[row] != place >> _PLACE_BITS:
+            if round_of[row] != place >> _PLACE_BITS:
                 continue
             end = start + PRINT
             begin = self._backward(prompt.run, row, offset, end, min(done, end - CONTEXT))
@@ -537,17 +537,19 @@ class Memory:
 
     def _forward(self, run: bytes, row: int, offset: int, start: int) -> int:
         """Where the equal run ends that goes on at ``offset`` of the row; of branches the latest is tried."""
+        row_bytes, cached_bytes = self._size * TOKEN_BYTES, self._bytes
+        child_of, key_of, parent_key_of = self._child_of, self._key_of, self._parent_key_of
+        at, skipped = start * TOKEN_BYTES, offset * TOKEN_BYTES
         while True:
-            at = (row * self._size + offset) * TOKEN_BYTES
-            cached = self._bytes[at : (row + 1) * self._size * TOKEN_BYTES]
-            text = run[start * TOKEN_BYTES : start * TOKEN_BYTES + len(cached)]
+            cached = cached_bytes[row * row_bytes + skipped : (row + 1) * row_bytes]
+            text = run[at : at + row_bytes - skipped]
             if cached != text:
-                return start + num_common(bytes(cached), text)
-            start += len(cached) // TOKEN_BYTES
-            child = self._child_of[row]
-            if child == _BEGINNING or self._parent_key_of[child] != self._key_of[row]:
-                return start
-            row, offset = child, 0
+                return at // TOKEN_BYTES + num_common(bytes(cached), text)
+            at += row_bytes - skipped
+            child = child_of[row]
+            if child == _BEGINNING or parent_key_of[child] != key_of[row]:
+                return at // TOKEN_BYTES
+            row, skipped = child, 0
 
 
 def _places_in(ids: Sequence[int], known: Container[int]) -> list[int]:
