@@ -289,21 +289,20 @@ class HashIndex:
 
     def _announce(self) -> None:
         """Tell of the pending blocks that are the first with their content, run by run."""
-        runs: list[tuple[CacheRequest, int, list[Block]]] = []
+        runs: list[tuple[CacheRequest, int, bytes | None, list[int]]] = []
+        first, is_announced = self._first, self._announcer.is_announced
+        following = 0
         for request, start, blocks in self._pending:
             for position, block in enumerate(blocks, start):
-                if block.digest is None or self._first[block.digest] is not block:
+                if block.digest is None or first[block.digest] is not block or is_announced(block.block_id):
                     continue
-                if self._announcer.is_announced(block.block_id):
-                    continue
-                if runs and runs[-1][0] is request and runs[-1][1] + len(runs[-1][2]) == position:
-                    runs[-1][2].append(block)
-                else:
-                    runs.append((request, position, [block]))
-        for request, start, blocks in runs:
-            parent = blocks[0].parent
-            after = None if parent is None else self._first[parent].block_id
-            self._announcer.stored(request, start, [block.block_id for block in blocks], after)
+                if not runs or runs[-1][0] is not request or position != following:
+                    runs.append((request, position, block.parent, block_ids := []))
+                block_ids.append(block.block_id)
+                following = position + 1
+        for request, start, parent, block_ids in runs:
+            after = None if parent is None else first[parent].block_id
+            self._announcer.stored(request, start, block_ids, after)
 
     def end_step(self) -> None:
         self._pending.clear()

@@ -41,6 +41,7 @@ PRINT = 16
 """Tokens that are hashed at once, to be found anywhere; cached ones on a grid of as many positions."""
 _PRINT_BYTES = PRINT * TOKEN_BYTES
 _LARGEST_GHOSTS = 1 << 16
+_FEWEST_BITS = 16
 _MASK = (1 << 64) - 1
 _BEGINNING = 0
 """The row that stands before every first block."""
@@ -189,6 +190,12 @@ class Siblings:
             self._older[rows] = before
             self._newer[before] = rows
 
+    def add_one(self, row: int, head: int) -> None:
+        """The same for a single row, without a vector."""
+        before = self._latest.get(head, _BEGINNING)
+        self._latest[head] = self._newer_than[before] = row
+        self._head_of[row], self._older_than[row], self._newer_than[row] = head, before, _BEGINNING
+
     def remove(self, rows: Sequence[int]) -> None:
         """The rows are used no more."""
         older_than, newer_than, head_of, latest = (
@@ -252,8 +259,9 @@ class Memory:
         self._ghosts = OrderedDict[Any, _Ghost]()  # by key; a tail's is (its parent's, its tokens)
         self._copies = Counter[int]()  # text id → how many findable blocks have it
         self._places = dict[int, int]()  # print → where it ends: round, row, offset
-        self._may_have = np.zeros(1 << (8 * self._most_places).bit_length(), bool)  # by a print's first bits
-        self._rest_bits = np.uint64(64 - (8 * self._most_places).bit_length())
+        bits = max(_FEWEST_BITS, (8 * self._most_places).bit_length())
+        self._may_have = np.zeros(1 << bits, bool)  # by a print's first bits
+        self._rest_bits = np.uint64(64 - bits)
 
     def knows(self, block_id: int) -> bool:
         """Whether the block has a row."""
@@ -389,10 +397,10 @@ class Memory:
             return
         row = self._take_row()
         first = int.from_bytes(tail[:TOKEN_BYTES], "little") + 1
-        self._siblings.add(np.array([row]), np.array([_head(key - space, first)], np.uint64))
+        self._siblings.add_one(row, _head(key - space, first))
         self._key_of[row] = self._parent_key_of[row] = 0  # nothing follows it, and it follows nothing
-        self._spaces[row] = space
-        self._states[row] = _TAIL
+        self._space_of[row] = space
+        self._state_of[row] = _TAIL
         self._lengths[row] = len(tail) // TOKEN_BYTES
         at = row * self._size * TOKEN_BYTES
         self._bytes[at : at + len(tail)] = tail
