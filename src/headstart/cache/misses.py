@@ -272,6 +272,7 @@ class Memory:
         rows = len(self._keys)
         return {
             "rows": (int(np.count_nonzero(self._rows)), len(self._rows)),
+            "unused rows": (self._num_unused, rows - 1),
             "ghosts": (len(self._ghosts), self.num_ghosts),
             "texts": (len(self._copies), rows),
             "prints": (len(self._places), self._most_places + rows),
@@ -408,10 +409,14 @@ class Memory:
         self._haunt([(key, tail)], [row], None)
 
     def _haunt(self, keys: Sequence[Any], rows: Sequence[int], when: tuple[float, int] | None) -> None:
-        ghosts = self._ghosts
-        for key in filter(ghosts.__contains__, keys):  # two hashes are equal
-            self._free([ghosts.pop(key)[0]])
-        ghosts.update(zip(keys, zip(rows, repeat(when)), strict=False))
+        ghosts, new = self._ghosts, dict(zip(keys, zip(rows, repeat(when)), strict=False))
+        if len(new) == len(keys) and ghosts.keys().isdisjoint(new):
+            ghosts.update(new)
+        else:  # two hashes are equal: of such ghosts the latest is kept, and no row is lost
+            for key, row in zip(keys, rows, strict=True):
+                if key in ghosts:
+                    self._free([ghosts.pop(key)[0]])
+                ghosts[key] = row, when
         self._forget_oldest_ghosts(len(ghosts) - self.num_ghosts)
 
     def _forget_oldest_ghosts(self, count: int) -> None:
