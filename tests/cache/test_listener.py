@@ -30,6 +30,16 @@ def test_blocks_are_announced_when_their_step_commits(followed: tuple[KVCacheMan
     assert list(follower.contents.values()) == prefixes(A[:4], A)
 
 
+def test_who_goes_on_behind_another_in_the_same_step_tells_of_its_own_blocks(
+    followed: tuple[KVCacheManager, Follower],
+) -> None:
+    manager, follower = followed
+    admit(manager, ask("r", A))
+    admit(manager, ask("longer", [*A, 1, 2, 3, 4]))  # begins where the other's blocks end
+    manager.commit_step()
+    assert list(follower.contents.values()) == prefixes(A[:4], A, (*A, 1, 2, 3, 4))
+
+
 def test_what_was_never_written_is_never_announced(followed: tuple[KVCacheManager, Follower]) -> None:
     manager, follower = followed
     admit(manager, ask("r", A))

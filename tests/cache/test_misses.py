@@ -331,6 +331,21 @@ def test_tables_stay_within_their_bounds(index: str, count: int) -> None:
     assert sum(manager.miss_tokens.values()) + manager.stats.hits == manager.stats.queries
 
 
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_no_row_is_lost_to_equal_hashes(index: str) -> None:
+    manager = KVCacheManager(CacheConfig(num_blocks=20, block_size=4, index=index))  # type: ignore[arg-type]
+    memory = log_of(manager)._memory
+    memory._factors[:] = 0  # all texts of a namespace have the same hash
+    for number in range(60):
+        serve(manager, ask(f"{number}", range(100 * number, 100 * number + 42)))
+        manager.explain_misses()
+    sizes = memory.sizes()
+    used = [sizes[name][0] for name in ("rows", "ghosts", "unused rows")]
+    assert sum(used) == sizes["unused rows"][1]
+    assert used[1] <= 20
+    manager.check()
+
+
 def test_many_siblings_are_not_all_compared() -> None:
     manager = KVCacheManager(CacheConfig(2_000, 4))
     for number in range(300):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, takewhile
+from itertools import takewhile
 
 from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
@@ -324,20 +324,20 @@ class HashIndex:
 
     def _announce(self) -> None:
         """Tell of the pending blocks that are the first with their content, run by run."""
-        new = [
-            (request, start + offset, block)
-            for request, start, blocks in self._pending
-            for offset, block in enumerate(blocks)
-            if self._is_news(block)
-        ]
-        for _, run in groupby(enumerate(new), lambda entry: (id(entry[1][0]), entry[1][1] - entry[0])):
-            request, start, block = (entries := [entry for _, entry in run])[0]
-            after = None if block.parent is None else self._first[block.parent].block_id
-            self._announcer.stored(request, start, [block.block_id for _, _, block in entries], after)
-
-    def _is_news(self, block: Block) -> bool:
-        first = block.digest is not None and self._first[block.digest] is block
-        return first and not self._announcer.is_announced(block.block_id)
+        runs: list[tuple[CacheRequest, int, bytes | None, list[int]]] = []
+        first, is_announced = self._first, self._announcer.is_announced
+        following = 0
+        for request, start, blocks in self._pending:
+            for position, block in enumerate(blocks, start):
+                if block.digest is None or first[block.digest] is not block or is_announced(block.block_id):
+                    continue
+                if not runs or runs[-1][0] is not request or position != following:
+                    runs.append((request, position, block.parent, block_ids := []))
+                block_ids.append(block.block_id)
+                following = position + 1
+        for request, start, parent, block_ids in runs:
+            after = None if parent is None else first[parent].block_id
+            self._announcer.stored(request, start, block_ids, after)
 
     def end_step(self) -> None:
         self._pending.clear()

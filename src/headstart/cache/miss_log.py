@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from headstart.cache.keys import SHARED, CacheRequest, Namespace
-from headstart.cache.misses import CONTEXT, Findings, Memory, Prompt, Stored, num_common, space_of
+from headstart.cache.misses import CONTEXT, PRINT, Findings, Memory, Prompt, Stored, num_common, space_of
 from headstart.cache.reasons import MissReason, MissReport
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
@@ -21,7 +21,6 @@ from headstart.errors import CacheError
 _LONGEST_QUEUE = 4096
 _MOST_QUEUED_TOKENS = 1 << 18
 """When nobody asks, what is queued is dealt with at these bounds."""
-_PRINT_CONTEXT = 15
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +64,9 @@ class _Moved:
 
 @dataclass(frozen=True, slots=True)
 class _Evicted:
-    block_id: int
+    """One after the other, for the same grant."""
+
+    block_ids: list[int]
     now: float
     num_taken: int
 
@@ -122,8 +123,8 @@ class MissLog:
         """See `Listener`, as for these four.  Copies the new text."""
         size = self._config.block_size
         first, stop = start * size, (start + len(block_ids)) * size
-        run = request.text(max(0, first - _PRINT_CONTEXT), stop)
-        new = Stored(_space(request.namespace), start, run, tuple(block_ids), after)
+        run = request.text(first - first % PRINT, stop)
+        new = Stored(self._space_of(request), start, run, tuple(block_ids), after)
         self._num_queued_tokens += stop - first
         last = self._queue[-1] if self._queue else None
         if isinstance(last, list):
@@ -138,7 +139,11 @@ class MissLog:
 
     def removed(self, block_id: int) -> None:
         """With the time, and how many blocks were taken before the grant that it made room for."""
-        self._append(_Evicted(block_id, self.now, self._num_taken))
+        last = self._queue[-1] if self._queue else None
+        if isinstance(last, _Evicted) and last.now == self.now and last.num_taken == self._num_taken:
+            last.block_ids.append(block_id)
+        else:
+            self._append(_Evicted([block_id], self.now, self._num_taken))
 
     def cleared(self) -> None:
         """Whoever has everything forgotten has its ghosts forgotten, too."""
@@ -195,6 +200,7 @@ class MissLog:
 
     def ended(self, request: CacheRequest, num_computed: int, block_ids: Sequence[int]) -> None:
         """It gives its blocks back, with K and V of ``num_computed`` tokens in them."""
+        space = self._space_of(request)
         self._live.pop(request.request_id, None)
         outcome = self._outcomes.get(request)
         if outcome is not None:
@@ -202,7 +208,7 @@ class MissLog:
         whole, rest = divmod(num_computed, self._config.block_size)
         if rest and self._config.enable_prefix_caching:
             tail = request.text(num_computed - rest, num_computed)
-            self._append(_Tail(_space(request.namespace), tail, block_ids[whole - 1] if whole else None))
+            self._append(_Tail(space, tail, block_ids[whole - 1] if whole else None))
 
     def took(self, count: int) -> None:
         """So many blocks were taken from the pool, for which those reported since were evicted."""
@@ -250,6 +256,11 @@ class MissLog:
         self._queue.append(event)
         self._bound()
 
+    def _space_of(self, request: CacheRequest) -> int:
+        """Hashed once, while it is being computed."""
+        live = self._live.get(request.request_id)
+        return live.space if live is not None and live.request is request else _space(request.namespace)
+
     def _bound(self) -> None:
         if len(self._queue) >= _LONGEST_QUEUE or self._num_queued_tokens >= _MOST_QUEUED_TOKENS:
             while self._queue:
@@ -260,8 +271,8 @@ class MissLog:
             case list():
                 self._memory.store(event)
                 self._num_queued_tokens -= sum(len(new.block_ids) for new in event) * self._config.block_size
-            case _Evicted(block_id, now, num_taken):
-                self._memory.evict(block_id, now, num_taken)
+            case _Evicted(block_ids, now, num_taken):
+                self._memory.evict(block_ids, now, num_taken)
             case _Admitted():
                 if not event.outcome.withdrawn:
                     self._explain(event)
@@ -282,7 +293,7 @@ class MissLog:
         prompt = self._prompt(admission)
         found = self._memory.explain(prompt)
         place, last = hit, num_tokens - 1
-        tokens = {}
+        tokens = {MissReason.LAST_TOKEN: 1}
         for reason, stop in (
             (MissReason.UNALIGNED, found.unaligned),
             (MissReason.IN_FLIGHT, prompt.in_flight),
@@ -290,11 +301,15 @@ class MissLog:
             (MissReason.ISOLATED, found.isolated),
         ):
             stop = min(stop, last)
-            tokens[reason] = max(0, stop - place)
-            place = max(place, stop)
-        diverged = sum(max(0, min(stop, last) - max(start, place)) for start, stop in found.diverged)
-        tokens |= {MissReason.DIVERGED: diverged, MissReason.COLD: last - place - diverged}
-        self._report(admission, tokens | {MissReason.LAST_TOKEN: 1}, found)
+            if stop > place:
+                tokens[reason] = stop - place
+                place = stop
+        diverged = sum([max(0, min(stop, last) - max(start, place)) for start, stop in found.diverged])
+        if diverged:
+            tokens[MissReason.DIVERGED] = diverged
+        if last - place > diverged:
+            tokens[MissReason.COLD] = last - place - diverged
+        self._report(admission, tokens, found)
 
     def _prompt(self, admission: _Admitted) -> Prompt:
         """From the last hit block that has a row; those behind it are of the step that admitted it."""
@@ -334,14 +349,15 @@ class MissLog:
     def _report(
         self, admission: _Admitted, tokens: dict[MissReason, int], found: Findings | None = None
     ) -> None:
-        evicted = found.evicted_at if found is not None and tokens[MissReason.EVICTED] else None
-        diverged = found is not None and tokens[MissReason.DIVERGED]
+        evicted = found.evicted_at if found is not None and MissReason.EVICTED in tokens else None
         admission.outcome.report = report = MissReport(
             admission.request_id,
             admission.num_tokens,
             admission.num_hit_tokens,
-            {reason: tokens[reason] for reason in MissReason if tokens.get(reason)},
-            max(found.unaligned, admission.num_hit_tokens) if found is not None and diverged else None,
+            tokens,
+            max(found.unaligned, admission.num_hit_tokens)
+            if found is not None and MissReason.DIVERGED in tokens
+            else None,
             admission.now - evicted[0] if evicted is not None else None,
             admission.num_taken - evicted[1] if evicted is not None else None,
         )

@@ -21,10 +21,11 @@ have no secret: equal histories give equal reasons in every process (law I9).
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
@@ -36,15 +37,29 @@ from headstart.config import CacheConfig
 
 CONTEXT = 32
 """So many equal tokens in a row make a text known; tokens before the missing ones that are looked at, too."""
-_PRINT = 16
+PRINT = 16
+"""Tokens that are hashed at once, to be found anywhere; cached ones on a grid of as many positions."""
+_PRINT_BYTES = PRINT * TOKEN_BYTES
 _LARGEST_GHOSTS = 1 << 16
+_FEWEST_BITS = 16
 _MASK = (1 << 64) - 1
 _BEGINNING = 0
 """The row that stands before every first block."""
 _CACHED, _GHOST, _TAIL = range(1, 4)
+_KINDS = {
+    "unaligned": ((_CACHED,), True),
+    "evicted": ((_GHOST, _TAIL), True),
+    "isolated": ((_CACHED,), False),
+}
+"""Which rows make tokens known in which way: states, and whether they are of the prompt's own namespace."""
 
 _U64 = npt.NDArray[np.uint64]
+_Rows = npt.NDArray[np.int64]
+_Ghost = tuple[int, tuple[float, int] | None]
+"""A row; when it was evicted, and how many blocks had been taken by then, unless it is a tail."""
+_UNSIGNED, _SIGNED, _ONE = np.dtype("<u4"), np.dtype("<i4"), np.uint64(1)
 _PLACE_BITS = 40
+_SPOT_MASK = (1 << _PLACE_BITS) - 1
 _ROUND_MASK = (1 << 62 - _PLACE_BITS) - 1
 
 
@@ -57,14 +72,13 @@ def _odd_numbers(name: str, count: int) -> _U64:
 
 
 _DOUBLING = _odd_numbers("print", 4)  # to hash 2, 4, 8, 16 tokens
-_FIRST = int(_odd_numbers("first", 1)[0])
+_FIRST = _odd_numbers("first", 1)[0]
 _PLACE = _odd_numbers("place", 1)  # its powers tell a prompt's blocks apart
 
 
 def _values(run: bytes) -> _U64:
     """The tokens, none of which is zero: what hashes multiply."""
-    values: _U64 = np.frombuffer(run, "<u4").astype(np.uint64)
-    values += np.uint64(1)
+    values: _U64 = np.add(np.frombuffer(run, _UNSIGNED), _ONE, dtype=np.uint64)
     return values
 
 
@@ -72,7 +86,9 @@ def _prints(values: _U64) -> _U64:
     """A hash of each 16 tokens in a row, at every position: pairs, pairs of pairs, and so on."""
     for level, factor in enumerate(_DOUBLING):
         step = 1 << level
-        values = values[:-step] * factor + values[step:]
+        pairs = values[:-step] * factor
+        pairs += values[step:]
+        values = pairs
     return values
 
 
@@ -101,7 +117,10 @@ def space_of(namespace: Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks became findable.  ``run`` is their text, and up to 15 tokens before it for the prints."""
+    """Blocks became findable.
+
+    ``run`` is their text, from the last position before them that 16 divides: where the first print begins.
+    """
 
     space: int
     start: int
@@ -148,26 +167,53 @@ class Siblings:
 
     def __init__(self, num_rows: int) -> None:
         self._latest = dict[int, int]()
-        self._heads = [0] * num_rows
-        self._older = [_BEGINNING] * num_rows
-        self._newer = [_BEGINNING] * num_rows
+        self._heads = np.zeros(num_rows, np.uint64)
+        self._older = np.zeros(num_rows, np.int64)
+        self._newer = np.zeros(num_rows, np.int64)
+        # The same memory, for one row at a time.
+        self._head_of, self._older_than, self._newer_than = (
+            self._heads.data,
+            self._older.data,
+            self._newer.data,
+        )
 
-    def add(self, row: int, head: int) -> None:
-        """The row begins so."""
+    def add(self, rows: _Rows, heads: _U64) -> None:
+        """The rows begin so."""
+        latest = self._latest
+        before: list[int] = []
+        for row, head in zip(rows.tolist(), heads.tolist(), strict=True):
+            before.append(latest.get(head, _BEGINNING))
+            latest[head] = row
+        self._heads[rows] = heads
+        self._older[rows] = self._newer[rows] = _BEGINNING
+        if any(before):  # also rows of the same batch
+            self._older[rows] = before
+            self._newer[before] = rows
+
+    def add_one(self, row: int, head: int) -> None:
+        """The same for a single row, without a vector."""
         before = self._latest.get(head, _BEGINNING)
-        self._latest[head] = self._newer[before] = row
-        self._heads[row], self._older[row], self._newer[row] = head, before, _BEGINNING
+        self._latest[head] = self._newer_than[before] = row
+        self._head_of[row], self._older_than[row], self._newer_than[row] = head, before, _BEGINNING
 
-    def remove(self, row: int) -> None:
-        """The row is used no more."""
-        older, newer = self._older[row], self._newer[row]
-        self._newer[older] = newer
-        if newer != _BEGINNING:
-            self._older[newer] = older
-        elif older != _BEGINNING:
-            self._latest[self._heads[row]] = older
-        else:
-            del self._latest[self._heads[row]]
+    def remove(self, rows: Sequence[int]) -> None:
+        """The rows are used no more."""
+        older_than, newer_than, head_of, latest = (
+            self._older_than,
+            self._newer_than,
+            self._head_of,
+            self._latest,
+        )
+        for row in rows:
+            older, newer = older_than[row], newer_than[row]
+            if newer != _BEGINNING:
+                older_than[newer] = older
+            elif older != _BEGINNING:
+                latest[head_of[row]] = older
+            else:
+                del latest[head_of[row]]
+            if older != _BEGINNING:
+                newer_than[older] = newer
 
     def latest(self, head: int) -> list[int]:
         """The latest 256 rows that begin so: more are not looked at."""
@@ -175,7 +221,7 @@ class Siblings:
         row = self._latest.get(head, _BEGINNING)
         while row != _BEGINNING and len(found) < self._MOST:
             found.append(row)
-            row = self._older[row]
+            row = self._older_than[row]
         return found
 
 
@@ -187,42 +233,47 @@ class Memory:
         self._size = config.block_size
         self._copies_part_of_block = config.index == "radix"
         num_rows = 1 + config.num_blocks + self.num_ghosts
-        # For vectors; memory that is not touched is not taken.
+        # Memory that is not touched is not taken.
         self._spaces = np.zeros(num_rows, np.uint64)
         self._states = np.zeros(num_rows, np.uint8)
         self._lengths = np.zeros(num_rows, np.int32)
         self._tokens = np.zeros((num_rows, self._size), "<i4")
         self._rounds = np.zeros(num_rows, np.int64)  # how often the row was used: dates what points to it
+        self._keys = np.zeros(num_rows, np.uint64)
+        self._parent_keys = np.zeros(num_rows, np.uint64)
+        self._parents = np.zeros(num_rows, np.int64)
+        self._children = np.zeros(num_rows, np.int64)  # the latest
+        self._rows = np.zeros(config.num_blocks, np.int64)  # by block id; `_BEGINNING` where there is none
+        # The same memory, for one row at a time.
         self._bytes = self._tokens.view(np.uint8).reshape(-1).data
+        self._round_of, self._row_of_block = self._rounds.data, self._rows.data
+        self._state_of, self._space_of = self._states.data, self._spaces.data
+        self._key_of, self._parent_key_of = self._keys.data, self._parent_keys.data
+        self._parent_of, self._child_of = self._parents.data, self._children.data
         self._factors = _odd_numbers("block", self._size)
         self._powers = _powers(config.num_blocks)
-        # For one row at a time.
-        self._keys = [0] * num_rows
-        self._parent_keys = [0] * num_rows
-        self._parents = [_BEGINNING] * num_rows
-        self._children = [_BEGINNING] * num_rows  # the latest
         self._siblings = Siblings(num_rows)
-        self._evicted = dict[int, tuple[float, int]]()
-        self._untouched = iter(range(1, num_rows))
-        self._unused: list[int] = []
-        self._rows = dict[int, int]()  # by block id
-        self._ghosts = OrderedDict[Any, int]()  # by key; a tail's is (its parent's, its tokens)
-        self._copies = dict[int, int]()  # text id → how many findable blocks have it
+        self._unused = np.arange(num_rows - 1, 0, -1)  # a stack: the first ``_num_unused``
+        self._unused_at = self._unused.data
+        self._num_unused = num_rows - 1
+        self._ghosts = OrderedDict[Any, _Ghost]()  # by key; a tail's is (its parent's, its tokens)
+        self._copies = Counter[int]()  # text id → how many findable blocks have it
         self._places = dict[int, int]()  # print → where it ends: round, row, offset
-        self._may_have = np.zeros(1 << (8 * self._most_places).bit_length(), bool)  # by a print's first bits
-        self._rest_bits = np.uint64(64 - (8 * self._most_places).bit_length())
+        bits = max(_FEWEST_BITS, (8 * self._most_places).bit_length())
+        self._may_have = np.zeros(1 << bits, bool)  # by a print's first bits
+        self._rest_bits = np.uint64(64 - bits)
 
     def knows(self, block_id: int) -> bool:
         """Whether the block has a row."""
-        return block_id in self._rows
+        return self._row_of_block[block_id] != _BEGINNING
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """How large each table is, and may become: for the test that memory is bounded."""
         rows = len(self._keys)
         return {
-            "rows": (len(self._rows), rows - 1 - self.num_ghosts),
+            "rows": (int(np.count_nonzero(self._rows)), len(self._rows)),
+            "unused rows": (self._num_unused, rows - 1),
             "ghosts": (len(self._ghosts), self.num_ghosts),
-            "evicted": (len(self._evicted), self.num_ghosts),
             "texts": (len(self._copies), rows),
             "prints": (len(self._places), self._most_places + rows),
         }
@@ -232,142 +283,159 @@ class Memory:
     def store(self, news: Sequence[Stored]) -> None:
         """Blocks became findable; all hashing of a batch is done at once."""
         size = self._size
-        values = _values(b"".join(new.run for new in news))
-        spots: list[int] = []  # where in ``values`` each block begins
-        prints: list[int] = []  # and each print
-        ends: list[int] = []  # with the place of its last token: block in the batch * size + offset
-        at = 0
-        for new in news:
-            length = len(new.run) // TOKEN_BYTES
-            first = new.start * size
-            at += length - len(new.block_ids) * size
-            stop = first + len(new.block_ids) * size
-            grid = range((first // _PRINT + 1) * _PRINT, stop + 1, _PRINT)
-            prints += [at + end - _PRINT - first for end in grid]
-            ends += [len(spots) * size + end - 1 - first for end in grid]
-            spots += range(at, at + len(new.block_ids) * size, size)
-            at += len(new.block_ids) * size
-        blocks = values[np.array(spots)[:, None] + np.arange(size)]
-        index = [new.start + number for new in news for number in range(len(new.block_ids))]
-        hashes = (blocks @ self._factors * self._powers[index]).tolist()
-        rows = np.array(self._take_rows(news, hashes, blocks[:, 0].tolist()))
-        self._fill(rows, news, blocks)
-        if prints:
-            place = np.array(ends)
-            row = rows[place // size]
-            packed = (self._rounds[row] << _PLACE_BITS) + row * size + place % size
-            names = values[np.array(prints)[:, None] + np.arange(_PRINT)] @ _PRINT_FACTORS
-            names += self._spaces[row]
-            self._may_have[names >> self._rest_bits] = True
-            self._places.update(zip(names.tolist(), packed.tolist(), strict=True))
-            if len(self._places) > self._most_places:
-                self._forget_places()
-
-    def _take_rows(self, news: Sequence[Stored], hashes: list[int], firsts: list[int]) -> list[int]:
-        """A row for each block, linked to the one before; ``firsts`` are their first tokens."""
-        taken: list[int] = []
-        for new in news:
-            parent = _BEGINNING if new.after is None else self._rows[new.after]
-            key = new.space if new.after is None else self._keys[parent]
-            for block_id in new.block_ids:
-                number = len(taken)
-                parent_key, key = key, (key + hashes[number]) & _MASK
-                if (ghost := self._ghosts.pop(key, None)) is not None:
-                    self._unused.append(self._cleaned(ghost))
-                row = self._rows[block_id] = self._take_row()
-                self._keys[row], self._parent_keys[row] = key, parent_key
-                self._parents[row] = parent
-                self._children[parent], self._children[row] = row, _BEGINNING
-                self._siblings.add(row, _head(parent_key - new.space, firsts[number]))
-                text = (key - new.space) & _MASK
-                self._copies[text] = self._copies.get(text, 0) + 1
-                parent = row
-                taken.append(row)
-        return taken
-
-    def _fill(self, rows: npt.NDArray[Any], news: Sequence[Stored], blocks: _U64) -> None:
-        """What vectors look at, for the batch's rows."""
-        counts = [len(new.block_ids) for new in news]
-        self._spaces[rows] = np.repeat(np.array([new.space for new in news], np.uint64), counts)
+        texts = b"".join([new.run[-len(new.block_ids) * size * TOKEN_BYTES :] for new in news])
+        values = _values(texts)
+        blocks = values.reshape(-1, size)
+        powers = [self._powers[new.start : new.start + len(new.block_ids)] for new in news]
+        hashes = blocks @ self._factors
+        hashes *= np.concatenate(powers)
+        spaces = np.array([new.space for new in news], np.uint64).repeat([len(new.block_ids) for new in news])
+        rows, keys, parent_keys = self._link(news, hashes)
+        self._spaces[rows] = spaces
         self._states[rows] = _CACHED
-        self._lengths[rows] = self._size
-        self._tokens[rows] = (blocks - np.uint64(1)).astype("<u4").view("<i4")
-        self._rounds[rows] = (self._rounds[rows] + 1) & _ROUND_MASK
+        self._lengths[rows] = size
+        self._tokens[rows] = np.frombuffer(texts, _SIGNED).reshape(-1, size)
+        self._rounds[rows] = rounds = (self._rounds[rows] + 1) & _ROUND_MASK
+        self._siblings.add(rows, parent_keys - spaces + blocks[:, 0] * _FIRST)
+        self._copies.update((keys - spaces).tolist())
+        dated = (rounds << _PLACE_BITS) + rows * size  # the places of the blocks' first tokens
+        if size == PRINT:  # each block is a print
+            names, places = values.reshape(-1, PRINT) @ _PRINT_FACTORS + spaces, dated + (PRINT - 1)
+        else:
+            ends = _print_ends(news, size)
+            whole = _values(
+                b"".join([new.run[: len(new.run) // _PRINT_BYTES * _PRINT_BYTES] for new in news])
+            )
+            number = ends // size
+            names = whole.reshape(-1, PRINT) @ _PRINT_FACTORS + spaces[number]
+            places = dated[number] + ends % size
+        self._may_have[(names >> self._rest_bits).view(np.int64)] = True
+        self._places.update(zip(names.tolist(), places.tolist(), strict=True))
+        if len(self._places) > self._most_places:
+            self._forget_places()
+
+    def _take_rows(self, keys: list[int]) -> _Rows:
+        """A row for each, its ghost's if it has one; there are as many unused as blocks not findable."""
+        ghosts = self._ghosts
+        if any(map(ghosts.__contains__, keys)):
+            return np.array([self._take_row(ghosts.pop(key, None)) for key in keys])
+        bottom = self._num_unused - len(keys)
+        rows = self._unused[bottom : self._num_unused][::-1].copy()
+        self._num_unused = bottom
+        return rows
+
+    def _take_row(self, ghost: _Ghost | None = None) -> int:
+        if ghost is not None:
+            self._free([ghost[0]])
+        elif not self._num_unused:
+            self._forget_oldest_ghosts(1)
+        self._num_unused -= 1
+        return self._unused_at[self._num_unused]
+
+    def _free(self, rows: Sequence[int]) -> None:
+        """They are no ghosts any more; they may be used again."""
+        self._siblings.remove(rows)
+        for row in rows:
+            self._unused_at[self._num_unused] = row
+            self._num_unused += 1
+
+    def _link(self, news: Sequence[Stored], hashes: _U64) -> tuple[_Rows, _U64, _U64]:
+        """The blocks' rows, each linked to the one before; their keys, and those of the ones before."""
+        chosen: list[_Rows] = []
+        chains: list[_U64] = []  # of each run of blocks the keys, behind that of the block before it
+        above: list[_Rows] = []
+        first = 0
+        for new in news:
+            count = len(new.block_ids)
+            parent = _BEGINNING if new.after is None else self._row_of_block[new.after]
+            chain = np.empty(count + 1, np.uint64)
+            chain[0] = new.space if new.after is None else self._key_of[parent]
+            chain[1:] = hashes[first : first + count]
+            np.add.accumulate(chain, out=chain)
+            rows = self._take_rows(chain[1:].tolist())
+            self._keys[rows] = chain[1:]  # what follows may be behind it
+            self._rows[np.array(new.block_ids)] = rows
+            parents = np.empty(count, np.int64)
+            parents[0] = parent
+            parents[1:] = rows[:-1]
+            chosen.append(rows)
+            chains.append(chain)
+            above.append(parents)
+            first += count
+        rows, parents = np.concatenate(chosen), np.concatenate(above)
+        parent_keys = np.concatenate([chain[:-1] for chain in chains])
+        self._parents[rows], self._parent_keys[rows] = parents, parent_keys
+        self._children[rows] = _BEGINNING
+        self._children[parents] = rows  # of several, the last
+        return rows, self._keys[rows], parent_keys
 
     def move(self, block_id: int, to: int) -> None:
         """The content lives on in another block."""
-        self._rows[to] = self._rows.pop(block_id)
+        self._row_of_block[to] = self._row_of_block[block_id]
+        self._row_of_block[block_id] = _BEGINNING
 
-    def evict(self, block_id: int, now: float, num_taken: int) -> None:
-        """The block is findable no more; its row becomes a ghost."""
-        row = self._rows.pop(block_id)
-        key, text = self._keys[row], self._text(row)
-        self._copies[text] -= 1
-        if not self._copies[text]:
-            del self._copies[text]
-        self._states[row] = _GHOST
-        self._evicted[row] = now, num_taken
-        self._haunt(key, row)
+    def evict(self, block_ids: Sequence[int], now: float, num_taken: int) -> None:
+        """The blocks are findable no more; their rows become ghosts."""
+        ids = list(block_ids)
+        rows = self._rows[ids]
+        self._rows[ids] = _BEGINNING
+        self._states[rows] = _GHOST
+        keys = self._keys[rows]
+        copies = self._copies
+        for text in (keys - self._spaces[rows]).tolist():
+            if others := copies.pop(text) - 1:
+                copies[text] = others
+        self._haunt(keys.tolist(), rows.tolist(), (now, num_taken))
 
     def keep_tail(self, space: int, tail: bytes, after: int | None) -> None:
         """A request left a partly filled block, behind block ``after``."""
-        if after is not None and after not in self._rows:
+        parent = _BEGINNING if after is None else self._row_of_block[after]
+        if after is not None and parent == _BEGINNING:
             return  # a repeat, which the index does not keep: what is behind it cannot be placed cheaply
-        parent = _BEGINNING if after is None else self._rows[after]
-        key = space if after is None else self._keys[parent]
-        ghost = self._ghosts.get((key, tail))
-        if ghost is not None:
+        key = space if after is None else self._key_of[parent]
+        if (key, tail) in self._ghosts:
             self._ghosts.move_to_end((key, tail))
             return
         row = self._take_row()
-        tokens = np.frombuffer(tail, "<i4")
-        self._keys[row] = self._parent_keys[row] = 0  # nothing follows it, and it follows nothing
-        self._siblings.add(row, _head(key - space, int(_values(tail[:TOKEN_BYTES])[0])))
-        self._spaces[row] = space
-        self._states[row] = _TAIL
-        self._lengths[row] = len(tokens)
-        self._tokens[row, : len(tokens)] = tokens
-        self._rounds[row] = (self._rounds[row] + 1) & _ROUND_MASK
-        self._haunt((key, tail), row)
+        first = int.from_bytes(tail[:TOKEN_BYTES], "little") + 1
+        self._siblings.add_one(row, _head(key - space, first))
+        self._key_of[row] = self._parent_key_of[row] = 0  # nothing follows it, and it follows nothing
+        self._space_of[row] = space
+        self._state_of[row] = _TAIL
+        self._lengths[row] = len(tail) // TOKEN_BYTES
+        at = row * self._size * TOKEN_BYTES
+        self._bytes[at : at + len(tail)] = tail
+        self._round_of[row] = (self._round_of[row] + 1) & _ROUND_MASK
+        self._haunt([(key, tail)], [row], None)
 
-    def _take_row(self) -> int:
-        if self._unused:
-            return self._unused.pop()
-        row = next(self._untouched, None)
-        return self._oldest_ghost() if row is None else row
+    def _haunt(self, keys: Sequence[Any], rows: Sequence[int], when: tuple[float, int] | None) -> None:
+        ghosts, new = self._ghosts, dict(zip(keys, zip(rows, repeat(when)), strict=False))
+        if len(new) == len(keys) and ghosts.keys().isdisjoint(new):
+            ghosts.update(new)
+        else:  # two hashes are equal: of such ghosts the latest is kept, and no row is lost
+            for key, row in zip(keys, rows, strict=True):
+                if key in ghosts:
+                    self._free([ghosts.pop(key)[0]])
+                ghosts[key] = row, when
+        self._forget_oldest_ghosts(len(ghosts) - self.num_ghosts)
 
-    def _haunt(self, key: Any, row: int) -> None:
-        self._ghosts[key] = row
-        if len(self._ghosts) > self.num_ghosts:
-            self._unused.append(self._oldest_ghost())
-
-    def _oldest_ghost(self) -> int:
-        """The row of the ghost that has been one for longest, now free."""
-        return self._cleaned(self._ghosts.popitem(last=False)[1])
-
-    def _cleaned(self, ghost: int) -> int:
-        self._siblings.remove(ghost)
-        self._evicted.pop(ghost, None)
-        return ghost
+    def _forget_oldest_ghosts(self, count: int) -> None:
+        """Those that have been ghosts for longest."""
+        oldest = self._ghosts.popitem
+        self._free([oldest(last=False)[1][0] for _ in range(count)])
 
     @property
     def _most_places(self) -> int:
-        prints_per_row = max(1, self._size // _PRINT)
+        prints_per_row = max(1, self._size // PRINT)
         return 2 * prints_per_row * len(self._keys)
 
     def _forget_places(self) -> None:
         """Prints of rows that have been used for something else since."""
-        rounds, row_of = self._rounds.tolist(), self._row_of
-        self._places = {
-            each: place
-            for each, place in self._places.items()
-            if rounds[row_of(place)] == place >> _PLACE_BITS
-        }
+        places = np.fromiter(self._places.values(), np.int64, len(self._places))
+        kept = self._rounds[(places & _SPOT_MASK) // self._size] == places >> _PLACE_BITS
+        self._places = dict(compress(self._places.items(), kept.tolist()))
         self._may_have[:] = False
-        self._may_have[np.fromiter(self._places, np.uint64) >> self._rest_bits] = True
-
-    def _row_of(self, place: int) -> int:
-        return (place & (1 << _PLACE_BITS) - 1) // self._size
+        self._may_have[np.fromiter(self._places, np.uint64, len(self._places)) >> self._rest_bits] = True
 
     # -- explaining ------------------------------------------------------------------------------
 
@@ -380,49 +448,56 @@ class Memory:
         size = self._size
         values = _values(prompt.run)
         base = prompt.num_tokens - len(values)  # the position of the run's first token
-        text = 0 if prompt.after is None else self._text(self._rows[prompt.after])
         count = prompt.num_tokens // size - prompt.known
         first = prompt.known * size - base
         blocks = values[first : first + count * size].reshape(count, size)
         if prompt.known + count > len(self._powers):  # longer than the pool, which it will not fit
             self._powers = _powers(prompt.known + count)
-        hashes = blocks @ self._factors * self._powers[prompt.known : prompt.known + count]
-        sums = np.cumsum(hashes, dtype=np.uint64) + np.uint64(text)
-        texts = [text, *sums.tolist()][prompt.num_hit_blocks - prompt.known :]
-        ghosts, copies, space = self._ghosts, self._copies, prompt.space
-        gone = [place for place, each in enumerate(texts) if (each + space) & _MASK in ghosts and place]
-        apart = [place for place, each in enumerate(texts) if each in copies and place]
+        sums = np.empty(count + 1, np.uint64)
+        sums[0] = 0 if prompt.after is None else self._text(self._row_of_block[prompt.after])
+        np.multiply(blocks @ self._factors, self._powers[prompt.known : prompt.known + count], out=sums[1:])
+        np.add.accumulate(sums, out=sums)
+        texts = sums[
+            prompt.num_hit_blocks - prompt.known :
+        ]  # up to the hit's end, and to each block's behind it
+        known_texts = texts.tolist()
+        keys = (texts + np.uint64(prompt.space)).tolist()
+        ghosts = self._ghosts
+        gone = _places_in(keys, ghosts)
+        apart = _places_in(known_texts, self._copies)
         # Prefixes: of the longest that is known, all shorter ones were.  They go on inside the next block.
         last_gone, last_apart = max(gone, default=0), max(apart, default=0)
         unaligned, evicted, isolated = (
             (prompt.num_hit_blocks + place) * size
-            + self._inside(texts[place], prompt, values, (prompt.num_hit_blocks + place) * size - base, kind)
+            + self._inside(
+                known_texts[place], prompt, values, (prompt.num_hit_blocks + place) * size - base, kind
+            )
             for place, kind in ((0, "unaligned"), (last_gone, "evicted"), (last_apart, "isolated"))
         )
         known = max(prompt.num_hit_tokens, prompt.in_flight, unaligned, evicted, isolated)
         runs = list(self._equal_runs(prompt, values, base, known))
-        first_gone = None if not gone else self._evicted[ghosts[(texts[gone[0]] + space) & _MASK]]
+        first_gone = ghosts[keys[gone[0]]][1] if gone else None
         return Findings(unaligned, evicted, isolated, runs, first_gone)
 
     def _text(self, row: int) -> int:
-        return (self._keys[row] - int(self._spaces[row])) & _MASK
+        return (self._key_of[row] - self._space_of[row]) & _MASK
 
     def _inside(self, text: int, prompt: Prompt, values: _U64, at: int, kind: str) -> int:
         """How many tokens of the block behind ``text`` rows of that kind share with the prompt's."""
         if at >= len(values):
             return 0
-        rows = np.array(self._siblings.latest(_head(text, int(values[at]))), np.int64)
-        states, own = self._states[rows], self._spaces[rows] == np.uint64(prompt.space)
-        if kind == "isolated":
-            rows = rows[(states == _CACHED) & ~own]
-        elif kind == "evicted":
-            rows = rows[(states >= _GHOST) & own]
-        else:
-            tails = (states == _TAIL) & (not self._copies_part_of_block)
-            rows = rows[((states == _CACHED) | tails) & own]
-        if not len(rows):
+        states, is_own = _KINDS[kind]
+        if kind == "unaligned" and not self._copies_part_of_block:
+            states = (_CACHED, _TAIL)
+        state_of, space_of, space = self._state_of, self._space_of, prompt.space
+        rows = [
+            row
+            for row in self._siblings.latest(_head(text, int(values[at])))
+            if state_of[row] in states and (space_of[row] == space) is is_own
+        ]
+        if not rows:
             return 0
-        run = np.frombuffer(prompt.run, "<i4")[at : at + self._size]
+        run = np.frombuffer(prompt.run, _SIGNED)[at : at + self._size]
         lengths = np.minimum(self._lengths[rows], len(run))
         differs = self._tokens[rows, : len(run)] != run
         same = np.where(differs.any(axis=1), differs.argmax(axis=1), len(run))
@@ -431,21 +506,21 @@ class Memory:
     def _equal_runs(self, prompt: Prompt, values: _U64, base: int, known: int) -> Iterator[tuple[int, int]]:
         """Runs of the prompt beyond ``known``, as positions, that lie in 32 or more tokens of known text."""
         first = max(0, known - base - (CONTEXT - 1))
-        if len(values) - first < _PRINT:
+        if len(values) - first < PRINT:
             return
         names = _prints(values[first:]) + np.uint64(prompt.space)
-        candidates = np.flatnonzero(self._may_have[names >> self._rest_bits])
+        candidates = self._may_have[(names >> self._rest_bits).view(np.int64)].nonzero()[0]
+        places, round_of = self._places, self._round_of
         done = 0  # up to where the run is dealt with
         for start, name in zip((first + candidates).tolist(), names[candidates].tolist(), strict=True):
-            place = self._places.get(name)
-            if place is None or start + _PRINT <= done:
+            if start + PRINT <= done or (place := places.get(name)) is None:
                 continue
-            row, offset = divmod(place & (1 << _PLACE_BITS) - 1, self._size)
-            if self._rounds[row] != place >> _PLACE_BITS:
+            row, offset = divmod(place & _SPOT_MASK, self._size)
+            if round_of[row] != place >> _PLACE_BITS:
                 continue
-            end = start + _PRINT
+            end = start + PRINT
             begin = self._backward(prompt.run, row, offset, end, min(done, end - CONTEXT))
-            if end - begin < _PRINT:
+            if end - begin < PRINT:
                 continue  # two hashes are equal, the tokens are not
             end = self._forward(prompt.run, row, offset + 1, end)
             if end - begin >= CONTEXT:
@@ -464,24 +539,46 @@ class Memory:
             if cached != text:
                 return end - num_common(_reversed(bytes(cached)), _reversed(text))
             end -= count
-            parent = self._parents[row]
-            if end <= max(0, enough) or self._keys[parent] != self._parent_keys[row] or parent == _BEGINNING:
+            parent = self._parent_of[row]
+            if (
+                end <= max(0, enough)
+                or self._key_of[parent] != self._parent_key_of[row]
+                or parent == _BEGINNING
+            ):
                 return end
             row, offset, count = parent, self._size - 1, self._size
 
     def _forward(self, run: bytes, row: int, offset: int, start: int) -> int:
         """Where the equal run ends that goes on at ``offset`` of the row; of branches the latest is tried."""
+        row_bytes, cached_bytes = self._size * TOKEN_BYTES, self._bytes
+        child_of, key_of, parent_key_of = self._child_of, self._key_of, self._parent_key_of
+        at, skipped = start * TOKEN_BYTES, offset * TOKEN_BYTES
         while True:
-            at = (row * self._size + offset) * TOKEN_BYTES
-            cached = self._bytes[at : (row + 1) * self._size * TOKEN_BYTES]
-            text = run[start * TOKEN_BYTES : start * TOKEN_BYTES + len(cached)]
+            cached = cached_bytes[row * row_bytes + skipped : (row + 1) * row_bytes]
+            text = run[at : at + row_bytes - skipped]
             if cached != text:
-                return start + num_common(bytes(cached), text)
-            start += len(cached) // TOKEN_BYTES
-            child = self._children[row]
-            if child == _BEGINNING or self._parent_keys[child] != self._keys[row]:
-                return start
-            row, offset = child, 0
+                return at // TOKEN_BYTES + num_common(bytes(cached), text)
+            at += row_bytes - skipped
+            child = child_of[row]
+            if child == _BEGINNING or parent_key_of[child] != key_of[row]:
+                return at // TOKEN_BYTES
+            row, skipped = child, 0
+
+
+def _places_in(ids: Sequence[int], known: Container[int]) -> list[int]:
+    """Where among the ids, behind the first, known ones are."""
+    return list(compress(range(1, len(ids)), map(known.__contains__, ids[1:])))
+
+
+def _print_ends(news: Sequence[Stored], size: int) -> _Rows:
+    """Where each print's last token is: block in the batch * size + offset."""
+    ends: list[_Rows] = []
+    first = 0
+    for new in news:
+        at = first + PRINT - 1 - new.start * size % PRINT
+        ends.append(np.arange(at, at + len(new.run) // _PRINT_BYTES * PRINT, PRINT))
+        first += len(new.block_ids) * size
+    return np.concatenate(ends)
 
 
 def _powers(count: int) -> _U64:
@@ -492,7 +589,7 @@ def _powers(count: int) -> _U64:
 
 def _head(text: int, first: int) -> int:
     """How what follows a text begins: a hash of both."""
-    return (text + first * _FIRST) & _MASK
+    return (text + first * int(_FIRST)) & _MASK
 
 
 def _reversed(run: bytes) -> bytes:
