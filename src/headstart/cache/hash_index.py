@@ -70,9 +70,13 @@ class HashIndex:
     # -- what depends on what: the order's `Shape` -----------------------------------------------
 
     def num_below(self, item: Block) -> int:
-        if item.digest is None or item.digest in self._copies:  # a copy takes its place
+        if item.digest is None or self._has_written_copy(item.digest):  # that takes its place
             return 0
         return self._num_below[item.digest]
+
+    def _has_written_copy(self, digest: bytes) -> bool:
+        """One that is still pending may be taken back, and what continues the content would stay behind."""
+        return any(copy.pending_for is None for copy in self._copies.get(digest, ()))
 
     def above(self, item: Block) -> Block | None:
         if item.parent is None or item.digest in self._copies:
@@ -234,14 +238,16 @@ class HashIndex:
 
     def _give_up(self, block: Block) -> None:
         """Forget what the block holds, for its slots."""
-        digest, parent, use = block.digest, block.parent, block.use
-        assert digest is not None
-        if digest not in self._copies:
-            self._order.evicted(block)
-            if use is not None and use.pins:
-                self._pins.moved(digest, parent)
+        if block.digest not in self._copies:
+            self._tell_evicted(block)
         self._num_evicted_blocks += 1
         self._forget(block)
+
+    def _tell_evicted(self, block: Block) -> None:
+        """The last block with this content is given up."""
+        self._order.evicted(block)
+        if block.use is not None and block.use.pins and block.digest is not None:
+            self._pins.moved(block.digest, block.parent)
 
     def _forget(self, block: Block) -> None:
         """Make the block unfindable; the next copy of its digest, if any, takes its place."""
@@ -284,6 +290,11 @@ class HashIndex:
         for _, _, blocks in self._pending:
             for block in blocks:
                 block.pending_for = None
+        if self._copies and self._order.uses_shape:  # copies that were just written can take another's place
+            written = [block.digest for _, _, blocks in self._pending for block in blocks]
+            for digest in written:
+                if digest in self._copies:
+                    self._order.review(self._first[digest])
         if self._announcer.is_heard:
             self._announce()
 
@@ -314,7 +325,10 @@ class HashIndex:
         blocks = self._pool.blocks
         self._pending = [entry for entry in self._pending if entry[0] is not lease.request]
         for index in range(mark.num_published, lease.num_published):
-            self._forget(blocks[lease.block_ids[index]])
+            block = blocks[lease.block_ids[index]]
+            if block.use is not None and block.use.pins and block.digest not in self._copies:
+                self._tell_evicted(block)  # the pinned copy that was evicted in this step had left it in its place
+            self._forget(block)
         lease.num_published = mark.num_published
         taken = [blocks[block_id] for block_id in lease.block_ids[mark.num_blocks :]]
         del lease.block_ids[mark.num_blocks :]
@@ -425,8 +439,12 @@ class HashIndex:
                 parent = self._first.get(block.parent)
                 if parent is None:
                     raise CacheError(f"law I7: {block!r} is findable without its parent")
-                copies = [parent, *self._copies.get(block.parent, ())]  # a held one would take its place
-                waits = block.ref_count == 0 and all(copy.ref_count == 0 for copy in copies)
+                written = block.pending_for is not None or parent.pending_for is None
+                law(written, f"I4: {block!r} is written, but its parent {parent!r} is pending")
+                copies = [parent, *self._copies.get(block.parent, ())]
+                written_copies = [copy for copy in copies if copy.pending_for is None]
+                # a held one would take its place
+                waits = block.ref_count == 0 and all(copy.ref_count == 0 for copy in written_copies)
                 law(
                     not waits or order[block.block_id] < order[parent.block_id],
                     f"I7: {block!r} would outlive its parent {parent!r}",
