@@ -46,7 +46,7 @@ class HashIndex:
         self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
         self._pending: list[tuple[CacheRequest, int, list[Block]]] = []  # from which place in the request on
         self._order: VictimOrder[Block] = make_order(config, self._pool.free, self)
-        self._num_below: Counter[bytes] = Counter()  # of a digest: findable digests that continue it
+        self._num_below: Counter[bytes] = Counter()  # of a digest: written digests that continue it
         self._pins: Pins[bytes, Block] = Pins(self._order, self._path)
         self._announcer = Announcer(config.num_blocks, listeners)
         self._num_evicted_blocks = 0
@@ -79,7 +79,7 @@ class HashIndex:
         return any(copy.pending_for is None for copy in self._copies.get(digest, ()))
 
     def above(self, item: Block) -> Block | None:
-        if item.parent is None or item.digest in self._copies:
+        if item.parent is None or item.digest is None or self._has_written_copy(item.digest):
             return None
         return self._first.get(item.parent)
 
@@ -201,9 +201,6 @@ class HashIndex:
                     self._count_collision(request)  # neither this block nor what follows it can be found
                     break
                 self._copies.setdefault(digest, []).append(block)
-                self._order.review(first)
-            elif parent is not None and self._order.uses_shape:
-                self._num_below[parent] += 1
             block.digest, block.parent, block.pending_for = digest, parent, request_id
             block.run, block.identity = run[at * num_bytes : (at + 1) * num_bytes], identity
             found.append(first)
@@ -265,6 +262,7 @@ class HashIndex:
         else:
             del self._first[digest]
             self._announcer.removed([block.block_id])
+        if first is block and block.pending_for is None and not self._is_written(digest):
             self._count_out(block)
         if not copies:
             self._copies.pop(digest, None)
@@ -273,8 +271,23 @@ class HashIndex:
         block.digest = block.parent = block.pending_for = block.use = None
         block.run, block.identity = b"", None
 
+    def _is_written(self, digest: bytes) -> bool:
+        first = self._first.get(digest)
+        return first is not None and first.pending_for is None
+
+    def _count_in(self, written: Iterable[Block]) -> None:
+        """Those blocks were just written: they keep what they continue, and can take another's place."""
+        for block in written:
+            digest, parent = block.digest, block.parent
+            if digest is None:
+                continue
+            if self._first[digest] is not block:
+                self._order.review(self._first[digest])
+            elif parent is not None:
+                self._num_below[parent] += 1
+
     def _count_out(self, block: Block) -> None:
-        """Nothing is found under the block's digest any more."""
+        """Nothing written is found under the block's digest any more."""
         parent = block.parent
         if parent is None or not self._order.uses_shape:
             return
@@ -290,11 +303,8 @@ class HashIndex:
         for _, _, blocks in self._pending:
             for block in blocks:
                 block.pending_for = None
-        if self._copies and self._order.uses_shape:  # copies that were just written can take another's place
-            written = [block.digest for _, _, blocks in self._pending for block in blocks]
-            for digest in written:
-                if digest in self._copies:
-                    self._order.review(self._first[digest])
+        if self._order.uses_shape:
+            self._count_in([block for _, _, blocks in self._pending for block in blocks])
         if self._announcer.is_heard:
             self._announce()
 
@@ -439,8 +449,7 @@ class HashIndex:
                 parent = self._first.get(block.parent)
                 if parent is None:
                     raise CacheError(f"law I7: {block!r} is findable without its parent")
-                written = block.pending_for is not None or parent.pending_for is None
-                law(written, f"I4: {block!r} is written, but its parent {parent!r} is pending")
+                law(block.pending_for is not None or parent.pending_for is None, f"I4: {block!r} is written, but its parent {parent!r} is pending")
                 copies = [parent, *self._copies.get(block.parent, ())]
                 written_copies = [copy for copy in copies if copy.pending_for is None]
                 # a held one would take its place
@@ -453,6 +462,7 @@ class HashIndex:
         law(indexed == findable, f"I2: {indexed} entries for {findable} findable blocks")
         law(len(order) == len(self._order), f"I1: the free queue counts {len(self._order)}")
         if self._order.uses_shape:
-            below = Counter(block.parent for block in self._first.values() if block.parent is not None)
+            written = [block for block in self._first.values() if block.pending_for is None]
+            below = Counter(block.parent for block in written if block.parent is not None)
             law(below == self._num_below, f"I7: {sum(below.values())} blocks continue others, not as counted")
         self._order.check(self._first.values())
