@@ -198,6 +198,35 @@ def test_a_written_copy_takes_the_place_of_what_others_continue(policy: str) -> 
 
 
 @pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_a_free_block_goes_though_what_continues_its_pending_copy_is_held(policy: str) -> None:
+    manager = hash_manager(3, 1, policy=policy)
+    first = ask("first", [1])
+    run(manager, first)
+    twin = ask("twin", [1, 2])
+    manager.allocate_slots(twin, 2)  # without looking
+    manager.free(first)
+    assert manager.free_block_ids() == [0]
+    assert manager.allocate_slots(ask("taker", [7]), 1) is not None
+    manager.commit_step()
+    assert cached(manager, [1, 2, 3]) == 2
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_a_fork_is_no_use_of_a_free_copy(policy: str) -> None:
+    manager = hash_manager(6, 1, policy=policy)
+    first, twin, other = ask("first", [1]), ask("twin", [1]), ask("other", [2])
+    run(manager, first)
+    manager.allocate_slots(twin, 1)  # without looking
+    manager.commit_step()
+    run(manager, other)
+    manager.free(first)  # its block is found first, so it stays findable
+    manager.free(other)
+    free = manager.free_block_ids()
+    manager.fork(twin, ask("child", [1, 2]))
+    assert manager.free_block_ids() == free
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_a_pin_ends_where_the_copy_that_carried_it_on_is_taken_back(policy: str) -> None:
     manager = hash_manager(2, 1, policy=policy, max_pinned_share=1.0)
     serve(manager, ask("a", [1]))
@@ -326,6 +355,13 @@ def test_equal_tokens_of_other_content_are_no_hit(sevens: CheckedManager) -> Non
             assert sevens.get_computed_blocks(request).num_tokens == 0
         assert serve(sevens, request).num_tokens == 0
         assert sevens.num_collisions == number
+
+
+def test_what_collides_is_not_pinned(sevens: CheckedManager) -> None:
+    serve(sevens, ask("first", [1, 2, 3, 4, 0]))
+    pin = sevens.pin(ask("other", [9, 9, 9, 9, 0]), 1.0)
+    assert pin is not None
+    assert pin.num_blocks == 0
 
 
 def test_what_collides_is_not_published_nor_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,7 +337,9 @@ class HashIndex:
         for index in range(mark.num_published, lease.num_published):
             block = blocks[lease.block_ids[index]]
             if block.use is not None and block.use.pins and block.digest not in self._copies:
-                self._tell_evicted(block)  # the pinned copy that was evicted in this step had left it in its place
+                self._tell_evicted(
+                    block
+                )  # the pinned copy that was evicted in this step had left it in its place
             self._forget(block)
         lease.num_published = mark.num_published
         taken = [blocks[block_id] for block_id in lease.block_ids[mark.num_blocks :]]
@@ -390,9 +392,9 @@ class HashIndex:
     def pin(self, name: str, request: CacheRequest, most: int) -> bool:
         count = request.num_tokens // self._block_size
         place, new = None, 0
-        for digest in self._hasher.extend(request, count)[:count]:
+        for index, digest in enumerate(self._hasher.extend(request, count)[:count]):
             block = self._first.get(digest)
-            if block is None or block.pending_for is not None:
+            if block is None or block.pending_for is not None or not self._is_of(request, index, block):
                 break
             place = digest
             new += block.use is None or not block.use.pins
@@ -449,7 +451,10 @@ class HashIndex:
                 parent = self._first.get(block.parent)
                 if parent is None:
                     raise CacheError(f"law I7: {block!r} is findable without its parent")
-                law(block.pending_for is not None or parent.pending_for is None, f"I4: {block!r} is written, but its parent {parent!r} is pending")
+                law(
+                    block.pending_for is not None or parent.pending_for is None,
+                    f"I4: {block!r} is written, but its parent {parent!r} is pending",
+                )
                 copies = [parent, *self._copies.get(block.parent, ())]
                 written_copies = [copy for copy in copies if copy.pending_for is None]
                 # a held one would take its place

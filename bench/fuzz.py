@@ -1,13 +1,14 @@
 """The cache core's state machines, for as long as you like, on all cores.
 
-    python -m tests.machines.fuzz --minutes 10            # print what was run, by configuration
-    python -m tests.machines.fuzz --minutes 10 --write    # and put it into docs/benchmarks.md and bench/results/
-    python -m tests.machines.fuzz --seed 4711 --bouts 1   # one bout again
+    python -m bench.fuzz --minutes 10            # print what was run, by configuration
+    python -m bench.fuzz --minutes 10 --write    # and put it into docs/benchmarks.md and bench/results/
+    python -m bench.fuzz --seed 4711 --bouts 1   # one bout again
 
-Work comes in *bouts* of a few dozen examples, each with a seed of its own, which alone says what the bout does:
-which machine runs, over which index and policy, and which rules with which arguments.  Seeds count up from
-``--seed``.  The first bout that fails ends the run, is named with its seed, run again and shrunk; exits with 1
-then.  An *operation* is one rule of a machine, after which all laws are proved and compared with the oracle.
+Work comes in *bouts* of a few dozen examples.  Each has a seed of its own, which alone says what the bout
+does: which machine runs, over which index and policy, and which rules with which arguments.  Seeds count up
+from ``--seed``.  The first bout that fails ends the run, is named with its seed, run again and shrunk; exits
+with 1 then.  An *operation* is one rule of a machine, after which all laws are proved and all that can be
+seen is compared with an oracle.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from os import cpu_count
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +38,7 @@ from headstart.lab.load.report import markdown_table
 from tests.machines.test_cache_machine import INDEXES, POLICIES, cache_machine
 from tests.machines.test_miss_machine import miss_machine
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES, STEPS = 40, 40
 REPORT_EVERY_S = 20.0
 GOAL = 1_000_000
@@ -105,14 +107,25 @@ def run_bout(number: int, *, shrink: bool = False) -> Bout:
             ),
         )
     except Exception:  # noqa: BLE001  # whatever it is, it is a finding
-        failure = traceback.format_exc()
+        laws = {f"state.{name}()" for name in dir(Counted) if _is_law(getattr(Counted, name))}
+        lines = traceback.format_exc().splitlines()
+        failure = "\n".join(
+            line for line in lines if line.strip(" |") not in laws
+        )  # they all run after each rule
     return Bout(number, name, policy, operations, time.monotonic() - began, failure)
+
+
+def _is_law(member: object) -> bool:
+    return hasattr(member, "hypothesis_stateful_invariant")
 
 
 def bouts(first: int, *, seconds: float, most: int | None, processes: int) -> Iterator[Bout]:
     """Bouts from the seed ``first`` on, as they end; no new ones when time is over."""
     end = time.monotonic() + seconds
-    numbers = iter(range(first, first + most)) if most is not None else iter(range(first, 2**63))
+    numbers = iter(range(first, first + most if most is not None else 2**63))
+    if processes == 1:
+        yield from (run_bout(n) for n in takewhile(lambda _: time.monotonic() < end, numbers))
+        return
     context = multiprocessing.get_context("spawn")  # a process of its own, whatever this one has loaded
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         running: set[Future[Bout]] = set()
@@ -145,10 +158,14 @@ def main(
     minutes: Annotated[float, typer.Option(help="How long to go on beginning bouts.", min=0.0)] = 10.0,
     first: Annotated[
         int | None,
-        typer.Option("--seed", envvar="HEADSTART_FUZZ_SEED", help="The first bout's; drawn unless given.", min=0),
+        typer.Option(
+            "--seed", envvar="HEADSTART_FUZZ_SEED", help="The first bout's; drawn unless given.", min=0
+        ),
     ] = None,
     most: Annotated[int | None, typer.Option("--bouts", help="At most so many bouts.", min=1)] = None,
-    processes: Annotated[int | None, typer.Option(help="How many; one for each core unless given.", min=1)] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="How many; one for each core unless given.", min=1)
+    ] = None,
     shrink: Annotated[bool, typer.Option(help="Shrink what fails.  Takes up to five minutes.")] = True,
     write: Annotated[bool, typer.Option("--write", help="Write the table into the documents.")] = False,
 ) -> None:
@@ -171,7 +188,7 @@ def main(
     print(f"\n{table(found)}\n\n{progress(found, seconds)}", flush=True)
     if failed is not None:
         print(f"\n{failed.machine}, {failed.policy}: FAILED.  To run it again:", flush=True)
-        print(f"    python -m tests.machines.fuzz --seed {failed.seed} --bouts 1\n", flush=True)
+        print(f"    python -m bench.fuzz --seed {failed.seed} --bouts 1\n", flush=True)
         again = run_bout(failed.seed, shrink=True) if shrink else failed
         print(again.failure or f"{failed.failure}\nIt did not fail again.")
         raise typer.Exit(1)
@@ -182,17 +199,16 @@ def main(
 def progress(found: Sequence[Bout], seconds: float) -> str:
     """How far it has come."""
     operations = sum(bout.operations for bout in found)
-    return (
-        f"{operations:,} operations in {len(found):,} bouts and {seconds:,.0f} s: {operations / seconds:,.0f} a second"
-    )
+    rate = operations / seconds
+    return f"{operations:,} operations in {len(found):,} bouts and {seconds:,.0f} s: {rate:,.0f} a second"
 
 
 def write_down(found: Sequence[Bout], first: int, seconds: float, processes: int) -> None:
     """Into the page of figures, and the raw counts beside the others."""
     date, operations = datetime.now(UTC), sum(bout.operations for bout in found)
     text = (
-        f"{table(found)}\n\nOperations: {operations:,} in {seconds / 60:.1f} minutes on {processes} processes, "
-        f"seeds {first} to {max(bout.seed for bout in found)}; no law was broken. "
+        f"{table(found)}\n\nOperations: {operations:,} in {seconds / 60:.1f} minutes, "
+        f"processes: {processes}; seeds {first} to {max(bout.seed for bout in found)}; no law was broken. "
         f"{describe_machine()}; {date:%Y-%m-%d}."
     )
     publish("fuzz", {ROOT / "docs" / "benchmarks.md": text})
