@@ -35,8 +35,8 @@ unit: export GOMP_SPINCOUNT ?= 0
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
 
-fuzz: $(VENV)/.installed-dev  ## the cache core's state machines, twenty times as long as in the tests
-	HEADSTART_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/machines/test_cache_machine.py tests/machines/test_miss_machine.py --timeout 1800
+fuzz: $(VENV)/.installed-dev  ## the cache core's state machines for ten minutes  (ARGS="--seed 4711")
+	$(BIN)/python -m bench.fuzz --minutes 10 $(ARGS)
 
 bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/first_token.py --write

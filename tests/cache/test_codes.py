@@ -105,7 +105,8 @@ def test_after_a_reset_no_code_is_given_again(codes: Codes) -> None:
     codes.make(waiting)
     codes.clear()
     assert ints(codes.make(showing(Q)))[1] == -2
-    assert ints(codes.make(waiting))[1] == -1
+    assert ints(codes.make(waiting))[1] == -3  # the one that others with its content get
+    assert codes.find(showing(P)) == codes.find(waiting)
 
 
 def test_negative_ids_and_codes_are_not_compared(codes: Codes) -> None:

@@ -7,13 +7,14 @@ null block; headstart has none, so every id is one less here, and pools have one
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from headstart.cache import Adapter, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
 from headstart.cache.blocks import BlockPool
 from headstart.cache.hashing import ALGORITHMS, Algorithm, block_hash_chain
+from headstart.config import PolicyName
 from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
 
@@ -172,6 +173,72 @@ def test_the_first_copy_takes_the_place_of_the_one_freed() -> None:
     assert manager.free_block_ids() == [3, 4, 2, 1, 0]
 
 
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_a_pending_copy_does_not_take_the_place_of_what_others_continue(policy: str) -> None:
+    manager = hash_manager(4, 1, policy=policy)
+    serve(manager, ask("a", [1, 2]))
+    copy, taker = ask("copy", [1, 5]), ask("taker", [7, 8])
+    manager.allocate_slots(copy, 1)  # without looking: fills the first block again
+    manager.allocate_slots(taker, 2)  # takes the last unused block and one of the two that are cached
+    manager.rollback_step()
+    assert cached(manager, [1, 2, 3]) == 1
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_a_written_copy_takes_the_place_of_what_others_continue(policy: str) -> None:
+    manager = hash_manager(4, 1, policy=policy)
+    serve(manager, ask("a", [1, 2]))
+    copy = ask("copy", [1, 5])
+    manager.allocate_slots(copy, 1)
+    manager.commit_step()
+    assert len(manager.free_block_ids()) == 3
+    assert manager.allocate_slots(ask("taker", [7, 8, 9]), 3) is not None
+    manager.commit_step()
+    assert cached(manager, [1, 2, 3]) == 1
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_a_free_block_goes_though_what_continues_its_pending_copy_is_held(policy: str) -> None:
+    manager = hash_manager(3, 1, policy=policy)
+    first = ask("first", [1])
+    run(manager, first)
+    twin = ask("twin", [1, 2])
+    manager.allocate_slots(twin, 2)  # without looking
+    manager.free(first)
+    assert manager.free_block_ids() == [0]
+    assert manager.allocate_slots(ask("taker", [7]), 1) is not None
+    manager.commit_step()
+    assert cached(manager, [1, 2, 3]) == 2
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_a_fork_is_no_use_of_a_free_copy(policy: str) -> None:
+    manager = hash_manager(6, 1, policy=policy)
+    first, twin, other = ask("first", [1]), ask("twin", [1]), ask("other", [2])
+    run(manager, first)
+    manager.allocate_slots(twin, 1)  # without looking
+    manager.commit_step()
+    run(manager, other)
+    manager.free(first)  # its block is found first, so it stays findable
+    manager.free(other)
+    free = manager.free_block_ids()
+    manager.fork(twin, ask("child", [1, 2]))
+    assert manager.free_block_ids() == free
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_a_pin_ends_where_the_copy_that_carried_it_on_is_taken_back(policy: str) -> None:
+    manager = hash_manager(2, 1, policy=policy, max_pinned_share=1.0)
+    serve(manager, ask("a", [1]))
+    manager.pin(ask("pin", [1]), 100.0)
+    manager.allocate_slots(ask("copy", [1, 2]), 1)
+    manager.allocate_slots(ask("taker", [7]), 1)  # there is nothing else to take
+    assert [pin.num_blocks for pin in manager.pins] == [1]  # it lives on in the copy
+    manager.rollback_step()
+    assert [pin.num_blocks for pin in manager.pins] == [0]
+    assert manager.unpin("pin")
+
+
 def test_blocks_of_a_hit_are_not_published_again() -> None:
     manager = hash_manager(8)  # item 42
     serve(manager, ask("first", A))
@@ -288,6 +355,13 @@ def test_equal_tokens_of_other_content_are_no_hit(sevens: CheckedManager) -> Non
             assert sevens.get_computed_blocks(request).num_tokens == 0
         assert serve(sevens, request).num_tokens == 0
         assert sevens.num_collisions == number
+
+
+def test_what_collides_is_not_pinned(sevens: CheckedManager) -> None:
+    serve(sevens, ask("first", [1, 2, 3, 4, 0]))
+    pin = sevens.pin(ask("other", [9, 9, 9, 9, 0]), 1.0)
+    assert pin is not None
+    assert pin.num_blocks == 0
 
 
 def test_what_collides_is_not_published_nor_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:

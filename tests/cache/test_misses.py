@@ -435,3 +435,16 @@ def test_another_image_is_another_text(index: str) -> None:
     assert again[MissReason.DIVERGED] >= 32
     assert again[MissReason.COLD] >= 40
     assert MissReason.COLD not in report("a")
+
+
+def test_a_part_of_an_image_is_not_isolated() -> None:
+    manager = make_manager(8, 2, index="radix")
+    image = MediaSpan("cafe" * 4, 1, 8)
+    half = CacheRequest("half", [7, *[9] * 8, 8], media=[image])
+    admit(manager, half, 6)  # three blocks: the image ends in the fifth
+    manager.commit_step()
+    manager.free(half)
+    again = CacheRequest("again", [7, *[9] * 8, 8], media=[image])
+    assert serve(manager, again).num_tokens == 1
+    report = explain(manager, again)
+    assert report.tokens == {MissReason.UNALIGNED: 5, MissReason.COLD: 3, MissReason.LAST_TOKEN: 1}

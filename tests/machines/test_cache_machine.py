@@ -6,12 +6,15 @@ embeddings that stand behind them.  A hit is right if every slot it hands out ho
 own prefix; it is complete if no longer one could be had.  The radix index's ends inside no image.
 Requests that skip reading, and preempted ones that come back, are among those it sees.
 
+With a weak hash, digests of different contents are often equal: then what came second is not findable.
+
 Of eviction it knows no policy's order, but what every policy owes: the victims are those that
 `free_block_ids` named, whatever is cached has its beginning cached, and pinned content goes last.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,14 +32,33 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
+from headstart.cache import (
+    Adapter,
+    CacheConfig,
+    CacheRequest,
+    KVCacheManager,
+    MediaSpan,
+    MissReason,
+    Namespace,
+    PromptEmbeds,
+)
 from headstart.cache.events import EventReplica, ReplicaBlock
-from headstart.cache.hashing import block_hash_chain
+from headstart.cache.hashing import BlockHasher
+from headstart.cache.whatif import WhatIf
 from headstart.config import PolicyName, PrefixIndexName
 from tests.cache.follower import Follower, Prefix, Symbol, symbols, units
 
 IMAGES = {2: "cafe" * 4, 3: "beef" * 4}  # by their number of tokens
 ROWS = [b"aabbccdd", b"aabbccee", b"xxbbccdd"]  # four of two bytes
+PLAIN = Namespace()
+NAMESPACES = st.sampled_from(
+    [PLAIN, PLAIN, PLAIN, Namespace(salt="a"), Namespace(salt="b"), Namespace(Adapter("a", "1"))]
+)
+
+
+def weak_hash(data: bytes) -> bytes:
+    """One of 24 digests."""
+    return bytes([hashlib.sha256(data).digest()[0] % 24])
 
 
 class DigestFollower(Follower):
@@ -44,17 +66,25 @@ class DigestFollower(Follower):
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
+        self.hasher = BlockHasher(block_size)
         self.blocks: dict[Prefix, tuple[bytes, ReplicaBlock]] = {}
 
     def stored(self, request: CacheRequest, start: int, block_ids: Sequence[int], after: int | None) -> None:
         super().stored(request, start, block_ids, after)
         size, stop = self._block_size, start + len(block_ids)
         tokens = request.token_ids(0, stop * size)
-        extra = request.all_extra_keys(0, stop, size)
-        chain = [None, *block_hash_chain(tokens, block_size=size, extra_keys=extra)]
+        chain = [None, *self.chain(request, stop)]
         for index, block_id in enumerate(block_ids, start):
             told = ReplicaBlock(chain[index], tuple(tokens[index * size : (index + 1) * size]))
             self.blocks[self.contents[block_id]] = chain[index + 1], told
+
+    def chain(self, request: CacheRequest, num_blocks: int) -> list[bytes]:
+        """The digests of the request's first blocks."""
+        size, chain = self._block_size, []
+        for index, extra in enumerate(request.all_extra_keys(0, num_blocks, size)):
+            tokens = request.token_ids(index * size, (index + 1) * size)
+            chain.append(self.hasher.block_digest(chain[-1] if chain else None, tokens, extra))
+        return chain
 
 
 GARBAGE = "never written"
@@ -88,6 +118,7 @@ class Cached:
 class CacheMachine(RuleBasedStateMachine):
     options: dict[str, Any]
     index: str
+    has_weak_hash = False
 
     @initialize(
         num_blocks=st.integers(3, 14),
@@ -97,7 +128,9 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def make(self, num_blocks: int, block_size: int, generated_first: bool, share: float) -> None:
         self.size = block_size
+        self.generated_first = generated_first
         self.follower = DigestFollower(block_size)
+        self.what_if = WhatIf(num_blocks, block_size, window=None)
         self.manager = KVCacheManager(
             CacheConfig(
                 num_blocks=num_blocks,
@@ -111,7 +144,11 @@ class CacheMachine(RuleBasedStateMachine):
                 **self.options,
             ),
             listeners=[self.follower],
+            what_if=self.what_if,
         )
+        if self.has_weak_hash:
+            for hasher in (self.follower.hasher, self.manager._index._hasher, self.manager._events._hasher):
+                hasher._digest = weak_hash
         self.replica = EventReplica()
         self.num_blocks = num_blocks
         self.slots: list[list[object]] = [[GARBAGE] * block_size for _ in range(num_blocks)]
@@ -120,6 +157,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.pending: dict[int, str] = {}
         self.committed: dict[str, int] = {}  # of requests that skip reading: tokens once computed for them
         self.parted: list[CacheRequest] = []  # preempted: they hold nothing and may come back
+        self.admitted: dict[str, CacheRequest] = {}  # ever
+        self.missed: dict[str, tuple[int, int, bool]] = {}  # at first admissions: tokens, hits, looked
+        self.digests: dict[int, bytes] = {}  # of cached blocks, as far as the index looks for them
+        self.labels: dict[Prefix, int] = {}  # of contents, for estimates
         self.counter = 0
         self.queries = self.hits = 0
         self.open = False
@@ -178,6 +219,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def publish(self, live: Live) -> None:
         request, size = live.request, self.size
+        chain = self.follower.chain(request, live.computed // size) if self.has_weak_hash else []
         for index, block_id in enumerate(self.manager.block_table(request.request_id)):
             stop = (index + 1) * size
             if stop > live.computed or block_id in self.cached:
@@ -189,6 +231,12 @@ class CacheMachine(RuleBasedStateMachine):
             )
             if self.index == "radix" and self.is_cached(entry):
                 continue  # a repeat stays private
+            if self.has_weak_hash:
+                if any(
+                    entry != other and self.digests[b] == chain[index] for b, other in self.cached.items()
+                ):
+                    break  # neither this nor what follows can be found
+                self.digests[block_id] = chain[index]
             self.cached[block_id] = entry
             self.pending[block_id] = request.request_id
 
@@ -254,9 +302,15 @@ class CacheMachine(RuleBasedStateMachine):
             if owner == request_id:
                 del self.pending[block_id]
                 self.cached.pop(block_id, None)
+        found = {
+            self.prefix(entry) for entry in self.cached.values()
+        }  # a copy may have carried on what is pinned
+        self.pinned = {name: (until, kept & found) for name, (until, kept) in self.pinned.items()}
         if live.admitted_now:  # its admission counts no more
             self.queries -= live.asked
             self.hits -= live.hit
+            if live.request.num_admissions == 0:
+                del self.missed[request_id]
             del self.live[request_id]
         else:
             assert live.before is not None
@@ -267,7 +321,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
-        salt=st.sampled_from([None, None, "a", "b"]),
+        namespace=NAMESPACES,
         chunk=st.integers(1, 14),
         blind=st.integers(0, 9),
         keep_copy=st.booleans(),
@@ -280,7 +334,7 @@ class CacheMachine(RuleBasedStateMachine):
     def admit(
         self,
         tokens: list[int],
-        salt: str | None,
+        namespace: Namespace,
         chunk: int,
         blind: int,
         keep_copy: bool,
@@ -299,7 +353,7 @@ class CacheMachine(RuleBasedStateMachine):
         request = CacheRequest(
             f"r{self.counter}",
             tokens,
-            namespace=Namespace(salt=salt),
+            namespace=namespace,
             media=media,
             prompt_embeds=None if rows is None or len(tokens) < 4 else PromptEmbeds(rows, 4),
             skip_reading=skip_reading,
@@ -307,6 +361,42 @@ class CacheMachine(RuleBasedStateMachine):
             retention_priority=priority,
         )
         self.let_in(request, chunk, blind, keep_copy, counts=not skip_reading)
+
+    @precondition(lambda self: self.live)
+    @rule(
+        data=st.data(),
+        namespace=st.one_of(st.none(), NAMESPACES),
+        more=st.integers(0, 1),
+        blind=st.integers(0, 2),
+        chunk=st.integers(4, 14),
+    )
+    def admit_a_twin(
+        self, data: st.DataObject, namespace: Namespace | None, more: int, blind: int, chunk: int
+    ) -> None:
+        """The content of a live one once more, maybe in the same step, maybe in another namespace."""
+        model = self.live[data.draw(st.sampled_from(sorted(self.live)))].request
+        self.counter += 1
+        request = CacheRequest(
+            f"r{self.counter}",
+            [*model.token_ids(), more],
+            namespace=namespace or model.namespace,
+            media=model.media,
+            prompt_embeds=model.prompt_embeds,
+            num_prompt_tokens=model.num_prompt_tokens,
+        )
+        self.let_in(request, chunk, blind, keep_copy=True, counts=True)
+
+    @precondition(lambda self: not self.open)
+    @rule(count=st.integers(1, 14), keep=st.booleans())
+    def flood(self, count: int, keep: bool) -> None:
+        """A prompt of its own kind takes blocks, and evicts what is cached."""
+        self.counter += 1
+        request = CacheRequest(f"r{self.counter}", [self.counter + 9] * (count * self.size))
+        self.let_in(request, request.num_tokens, blind=1, keep_copy=True, counts=True)
+        if self.open:
+            self.commit()
+            if not keep:
+                self.release(request.request_id)
 
     @precondition(lambda self: self.parted)
     @rule(data=st.data(), chunk=st.integers(1, 14), blind=st.integers(0, 9), keep_copy=st.booleans())
@@ -331,6 +421,7 @@ class CacheMachine(RuleBasedStateMachine):
         count = min(chunk, len(tokens) - seen)
         tables = {name: self.manager.block_table(name) for name in self.live}
         stats = self.manager.stats
+        is_first = request.num_admissions == 0
         grant = self.manager.allocate_slots(request, count, hit)
         needed = -(-(seen + count) // self.size) - (len(hit.block_ids) if hit else 0)
         available = [block_id for block_id in free if block_id not in shared]
@@ -345,6 +436,9 @@ class CacheMachine(RuleBasedStateMachine):
         live = self.live[request.request_id] = Live(
             request, seen, counts * len(tokens), counts * seen, before=0, admitted_now=True
         )
+        self.admitted[request.request_id] = request
+        if is_first:
+            self.missed[request.request_id] = len(tokens), seen, hit is not None and not request.skip_reading
         slots = self.during_step()
         table = self.manager.block_table(request.request_id)
         whole = len(hit.block_ids) * self.size if hit else 0
@@ -409,7 +503,9 @@ class CacheMachine(RuleBasedStateMachine):
         )
         free, table = self.manager.free_block_ids(), self.manager.block_table(name)
         self.manager.fork(live.request, child)
-        assert self.manager.free_block_ids() == free
+        now_free = self.manager.free_block_ids()
+        # A copy of the parent's may be free, and what is a prompt to the child is kept longer.
+        assert now_free == free or (self.generated_first and set(now_free) == set(free))
         assert self.manager.block_table(child.request_id) == table
         self.live[child.request_id] = Live(child, live.computed, 0, 0)
         self.committed[child.request_id] = live.computed
@@ -445,7 +541,9 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.live)))
+        self.release(data.draw(st.sampled_from(sorted(self.live))))
+
+    def release(self, name: str) -> None:
         live = self.live[name]
         in_step = live.before is not None
         computed = live.computed if not in_step else live.before
@@ -524,18 +622,18 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
-        salt=st.sampled_from([None, None, "a", "b"]),
+        namespace=NAMESPACES,
         seconds=st.sampled_from([0.5, 2.0, 100.0]),
         again=st.booleans(),
     )
     def pin(
-        self, data: st.DataObject, tokens: list[int], salt: str | None, seconds: float, again: bool
+        self, data: st.DataObject, tokens: list[int], namespace: Namespace, seconds: float, again: bool
     ) -> None:
         if self.live and again:  # one that is being served
             request = self.live[data.draw(st.sampled_from(sorted(self.live)))].request
         else:
             name = data.draw(st.sampled_from(["p0", "p1", "p2"]))
-            request = CacheRequest(name, tokens, namespace=Namespace(salt=salt))
+            request = CacheRequest(name, tokens, namespace=namespace)
         found = self.pinnable(request)
         before = self.manager.pins, set(self.manager.free_block_ids())
         pin = self.manager.pin(request, seconds)
@@ -556,6 +654,27 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.manager.unpin(name)
         assert not self.manager.unpin(name)
         del self.pinned[name]
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def explain(self, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(sorted(self.admitted)), max_size=3, unique=True))
+        self.explained(names)
+
+    def explained(self, names: Sequence[str]) -> None:
+        reports = self.manager.explain_misses(self.admitted[name] for name in names)
+        assert [report.request_id for report in reports] == [name for name in names if name in self.missed]
+        for report in reports:
+            num_tokens, hit, looked = self.missed[report.request_id]
+            assert (report.num_prompt_tokens, report.num_hit_tokens) == (num_tokens, hit)
+            assert hit + sum(report.tokens.values()) == num_tokens
+            assert min(report.tokens.values()) > 0
+            assert (MissReason.SKIPPED in report.tokens) == (not looked)
+            assert report.tokens.get(MissReason.LAST_TOKEN, 0) == looked
+
+    def teardown(self) -> None:
+        if hasattr(self, "manager"):
+            self.explained(sorted(self.admitted))
 
     # -- laws ------------------------------------------------------------------------------------
 
@@ -611,6 +730,20 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.replica.blocks == dict(self.follower.blocks[c] for c in self.follower.contents.values())
 
     @invariant()
+    def estimates_know_what_is_findable(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        what_if, contents = self.what_if, self.follower.contents
+        depths = {b: near.count for b, near in enumerate(what_if._nearest) if near is not None}
+        assert depths == {b: len(content[1]) // self.size for b, content in contents.items()}
+        for block_id, content in contents.items():
+            assert self.labels.setdefault(content, what_if._labels[block_id]) == what_if._labels[block_id]
+        assert set(what_if._running) <= set(self.live)
+        assert not what_if._fresh
+        if not self.open:
+            assert what_if.rates()["1x"] == pytest.approx(self.hits / (self.queries or 1))
+
+    @invariant()
     def own_slots_hold_own_prefix(self) -> None:
         if not hasattr(self, "manager"):
             return
@@ -623,14 +756,23 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 INDEXES, POLICIES = get_args(PrefixIndexName), get_args(PolicyName)
-FLAVOURS = [(index, policy, "reverse") for index in INDEXES for policy in POLICIES]
-FLAVOURS += [("hash", "lru", "unhashed_first")]  # the other policies have no choice
+FLAVOURS = [(index, policy, "reverse", False) for index in INDEXES for policy in POLICIES]
+FLAVOURS += [("hash", "lru", "unhashed_first", False)]  # the other policies have no choice
+FLAVOURS += [("hash", policy, "reverse", True) for policy in POLICIES]
 
 
-@pytest.mark.parametrize(("index", "policy", "free_order"), FLAVOURS)
-def test_the_core_agrees_with_whole_token_lists(index: str, policy: str, free_order: str) -> None:
+def cache_machine(index: str, policy: str, free_order: str, has_weak_hash: bool) -> type[CacheMachine]:
     options = {"index": index, "policy": policy, "free_order": free_order}
-    machine = type("Machine", (CacheMachine,), {"index": index, "options": options})
+    return type(
+        "Machine", (CacheMachine,), {"index": index, "options": options, "has_weak_hash": has_weak_hash}
+    )
+
+
+@pytest.mark.parametrize(("index", "policy", "free_order", "has_weak_hash"), FLAVOURS)
+def test_the_core_agrees_with_whole_token_lists(
+    index: str, policy: str, free_order: str, has_weak_hash: bool
+) -> None:
+    machine = cache_machine(index, policy, free_order, has_weak_hash)
     run_state_machine_as_test(
         machine,
         settings=settings(

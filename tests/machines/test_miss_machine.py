@@ -12,6 +12,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,37 +26,54 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, MissReason, MissReport, Namespace
+from headstart.cache import (
+    CacheConfig,
+    CacheRequest,
+    KVCacheManager,
+    MediaSpan,
+    MissReason,
+    MissReport,
+    Namespace,
+)
+from headstart.config import PolicyName, PrefixIndexName
+from tests.cache.follower import Symbol, symbols
 
-Tokens = tuple[int, ...]
+Tokens = tuple[Symbol, ...]
 Text = tuple[Namespace, Tokens]
 EXAMPLES = int(os.environ.get("HEADSTART_FUZZ_EXAMPLES", "50"))
 A, B, C, D, X, Y = (
     tuple(range(100 * n, 100 * n + size)) for n, size in enumerate((40, 33, 9, 3, 1, 1), start=1)
 )
-PROMPTS = [
-    A,
-    B,
-    A + B,
-    X + A,
-    Y + A,
-    X + A + B,
-    C + A,
-    A + C + B,
-    A + D + B,
-    C + B,
-    B + A,
-    A[:20] + B,
-    D,
-    D + C,
-]
+PROMPTS = {
+    "A": A,
+    "B": B,
+    "D": D,
+    "A + B": A + B,
+    "X + A": X + A,
+    "Y + A": Y + A,
+    "C + A": C + A,
+    "C + B": C + B,
+    "B + A": B + A,
+    "D + C": D + C,
+    "X + A + B": X + A + B,
+    "A + C + B": A + C + B,
+    "A + D + B": A + D + B,
+    "A[:20] + B": A[:20] + B,
+}
+IMAGES = st.sampled_from(  # by where they begin and end, as far as the prompt goes
+    [(), (), (), (("cafe" * 4, 5, 12),), (("beef" * 4, 5, 12),), (("cafe" * 4, 0, 3), ("f00d" * 4, 30, 36))]
+)
 SALTS = st.sampled_from([None, None, None, "a"])
 CUTS = st.sampled_from([0, 0, 0, 1, 2, 5, 17])
 LONG = 32
 PREFIX_REASONS = (MissReason.UNALIGNED, MissReason.IN_FLIGHT, MissReason.EVICTED, MissReason.ISOLATED)
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
+def text_of(request: CacheRequest, stop: int | None = None) -> Tokens:
+    return symbols(request, 1, stop)
+
+
+def common(a: Sequence[Symbol], b: Sequence[Symbol]) -> int:
     count = 0
     while count < min(len(a), len(b)) and a[count] == b[count]:
         count += 1
@@ -77,7 +95,7 @@ class Historian:
         self.long_texts: set[Text] = set()  # every 32 tokens in a row that were ever cached
 
     def stored(self, request: CacheRequest, start: int, block_ids: Sequence[int], after: int | None) -> None:
-        space, tokens = request.namespace, tuple(request.token_ids())
+        space, tokens = request.namespace, text_of(request)
         for number, block_id in enumerate(block_ids, start=start + 1):
             text = space, tokens[: number * self.size]
             self.cached[block_id] = text
@@ -109,7 +127,7 @@ class Historian:
 
         By whole blocks as far as they go, then inside the one behind them.
         """
-        tokens = tuple(request.token_ids())
+        tokens = text_of(request)
         known = [text for _, text in texts if len(text) > whole]
         ends = [len(t) for t in known if len(t) % self.size == 0 and t == tokens[: len(t)]]
         whole = max([whole, *ends])
@@ -163,15 +181,28 @@ class Live:
 
 
 class MissMachine(RuleBasedStateMachine):
-    index = "radix"
+    index: PrefixIndexName = "radix"
+    policy: PolicyName = "lru"
 
-    @initialize(capacity=st.integers(60, 300), block_size=st.sampled_from([1, 3, 4, 16, 20]))
-    def make(self, capacity: int, block_size: int) -> None:
+    @initialize(
+        capacity=st.integers(60, 300),
+        block_size=st.sampled_from([1, 3, 4, 16, 20]),
+        generated_first=st.booleans(),
+    )
+    def make(self, capacity: int, block_size: int, generated_first: bool) -> None:
         self.size = block_size
         num_blocks = max(3, capacity // block_size)
         self.history = Historian(num_blocks, block_size)
         self.manager = KVCacheManager(
-            CacheConfig(num_blocks=num_blocks, block_size=block_size, index=self.index),
+            CacheConfig(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                index=self.index,
+                policy=self.policy,
+                ttl_seconds=5.0,
+                half_life_seconds=3.0,
+                evict_generated_first=generated_first,
+            ),
             listeners=[self.history],
         )
         self.live: dict[str, Live] = {}
@@ -182,10 +213,10 @@ class MissMachine(RuleBasedStateMachine):
 
     def expect(self, request: CacheRequest, hit: int, whole: int, *, skipped: bool) -> Expected:
         history, own = self.history, request.namespace
-        tokens = tuple(request.token_ids())
+        tokens = text_of(request)
         cached = list(history.cached.values())
         mine = [text for text in cached if text[0] == own]
-        beside = [text for text in mine if len(text[1]) == whole + self.size]
+        beside = list(mine)
         gone = [text for text in history.ghosts if text[0] == own]
         if self.index == "hash":
             beside += [text for text in gone if history.ghosts[text] is None]
@@ -199,16 +230,9 @@ class MissMachine(RuleBasedStateMachine):
             None,
         )
         prefixes = {
-            MissReason.UNALIGNED: max(
-                (
-                    common(tokens, text)
-                    for _, text in beside
-                    if whole < len(text) <= whole + self.size and text[:whole] == tokens[:whole]
-                ),
-                default=0,
-            ),
+            MissReason.UNALIGNED: history.on(request, whole, beside),
             MissReason.IN_FLIGHT: max(
-                (common(tokens, live.request.token_ids(0, live.admitted_with)) for live in tops), default=0
+                (common(tokens, text_of(live.request, live.admitted_with)) for live in tops), default=0
             ),
             MissReason.EVICTED: history.on(request, whole, gone),
             MissReason.ISOLATED: history.on(request, whole, [text for text in cached if text[0] != own]),
@@ -234,31 +258,61 @@ class MissMachine(RuleBasedStateMachine):
 
     # -- rules -----------------------------------------------------------------------------------
 
-    def ask(self, prompt: Tokens, cut: int, salt: str | None, *, skip_reading: bool = False) -> CacheRequest:
+    def ask(
+        self,
+        prompt: str,
+        cut: int,
+        salt: str | None,
+        images: tuple[tuple[str, int, int], ...],
+        *,
+        skip_reading: bool = False,
+    ) -> CacheRequest:
         self.counter += 1
-        tokens = prompt[: max(1, len(prompt) - cut)]
-        name = f"r{self.counter}"
-        return CacheRequest(name, tokens, namespace=Namespace(salt=salt), skip_reading=skip_reading)
+        tokens = list(PROMPTS[prompt][: max(1, len(PROMPTS[prompt]) - cut)])
+        media = [
+            MediaSpan(digest, start, stop - start) for digest, start, stop in images if stop <= len(tokens)
+        ]
+        for span in media:
+            tokens[span.offset : span.end] = [9] * span.length
+        return CacheRequest(
+            f"r{self.counter}",
+            tokens,
+            namespace=Namespace(salt=salt),
+            media=media,
+            skip_reading=skip_reading,
+            num_prompt_tokens=len(tokens),
+        )
 
     @rule(
-        prompt=st.sampled_from(PROMPTS),
+        prompt=st.sampled_from(sorted(PROMPTS)),
         cut=CUTS,
         salt=SALTS,
+        images=IMAGES,
         chunk=st.integers(1, 99),
         chance=st.integers(0, 19),
     )
-    def admit(self, prompt: Tokens, cut: int, salt: str | None, chunk: int, chance: int) -> None:
-        request = self.ask(prompt, cut, salt, skip_reading=chance == 19)
+    def admit(
+        self,
+        prompt: str,
+        cut: int,
+        salt: str | None,
+        images: tuple[tuple[str, int, int], ...],
+        chunk: int,
+        chance: int,
+    ) -> None:
+        request = self.ask(prompt, cut, salt, images, skip_reading=chance == 19)
         self.let_in(request, chunk, blind=chance == 18, keep_copy=chance < 15)
 
     @rule(
-        prompts=st.lists(st.tuples(st.sampled_from(PROMPTS), CUTS, SALTS), min_size=1, max_size=6),
+        prompts=st.lists(
+            st.tuples(st.sampled_from(sorted(PROMPTS)), CUTS, SALTS, IMAGES), min_size=1, max_size=6
+        ),
         seconds=st.sampled_from([0.0, 0.5, 4.0]),
     )
-    def serve(self, prompts: list[tuple[Tokens, int, str | None]], seconds: float) -> None:
+    def serve(self, prompts: list[tuple[Any, ...]], seconds: float) -> None:
         """One after the other, each in a step of its own."""
-        for prompt, cut, salt in prompts:
-            request = self.ask(prompt, cut, salt)
+        for prompt, cut, salt, images in prompts:
+            request = self.ask(prompt, cut, salt, images)
             self.let_in(request, request.num_tokens, blind=False, keep_copy=True)
             self.commit(seconds)
             if request.request_id in self.live:
@@ -297,10 +351,32 @@ class MissMachine(RuleBasedStateMachine):
         count = min(chunk, live.request.num_tokens - live.computed)
         grant = self.manager.allocate_slots(live.request, count)
         if grant is not None:
-            self.history.taken += len(grant.block_ids)
+            self.history.taken += len(grant.block_ids) + len(grant.replaced)
             if live.before is None:
                 live.before = live.computed
             live.computed += count
+
+    @precondition(lambda self: any(live.before is None for live in self.live.values()))
+    @rule(data=st.data(), token=st.integers(0, 2))
+    def fork(self, data: st.DataObject, token: int) -> None:
+        """A fork was not admitted: nobody waits for what it computes, and it has no report."""
+        names = sorted(name for name, live in self.live.items() if live.before is None)
+        live = self.live[data.draw(st.sampled_from(names))]
+        known = max([live.computed, *(span.end for span in live.request.media)])
+        self.counter += 1
+        child = CacheRequest(
+            f"r{self.counter}",
+            [*live.request.token_ids(0, known), token],
+            namespace=live.request.namespace,
+            media=live.request.media,
+        )
+        self.manager.fork(live.request, child)
+        self.live[child.request_id] = Live(child, 0, live.computed, None, admitted_now=False)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), seconds=st.sampled_from([1.0, 6.0]))
+    def pin(self, data: st.DataObject, seconds: float) -> None:
+        self.manager.pin(self.requests[data.draw(st.sampled_from(sorted(self.requests)))], seconds)
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0]))
     def commit(self, seconds: float) -> None:
@@ -327,7 +403,7 @@ class MissMachine(RuleBasedStateMachine):
         live = self.live[name]
         computed = live.computed if live.before is None else live.before
         if not live.admitted_now:
-            self.history.left((live.request.namespace, tuple(live.request.token_ids(0, computed))))
+            self.history.left((live.request.namespace, text_of(live.request, computed)))
         withdrawn = self.manager.free(live.request)
         in_step = [name] if live.before is not None else []
         self.forget_step([*withdrawn, *in_step])
@@ -371,11 +447,14 @@ class MissMachine(RuleBasedStateMachine):
             self.manager.check()
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_the_reasons_agree_with_whole_token_lists(index: str) -> None:
-    machine = type("Machine", (MissMachine,), {"index": index})
+def miss_machine(index: PrefixIndexName, policy: PolicyName = "lru") -> type[MissMachine]:
+    return type("Machine", (MissMachine,), {"index": index, "policy": policy})
+
+
+@pytest.mark.parametrize("index", get_args(PrefixIndexName))
+def test_the_reasons_agree_with_whole_token_lists(index: PrefixIndexName) -> None:
     run_state_machine_as_test(
-        machine,
+        miss_machine(index),
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=25,

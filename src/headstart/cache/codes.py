@@ -36,9 +36,9 @@ class _Content:
 
 @dataclass(slots=True)
 class _Coded:
-    """A request's run with codes, and whose they are."""
+    """A request's run with codes, and what stands for whoever issued them, and for when."""
 
-    owner: Codes
+    issued_by: object
     run: bytearray
 
 
@@ -50,6 +50,7 @@ class Codes:
         self._block_size = block_size
         self._codes: OrderedDict[_Content, int] = OrderedDict()  # the longest unused first
         self._last = 0
+        self._issuer = object()
         self._has_negative_ids = False  # among the tokens that are cached
 
     def find(self, request: CacheRequest) -> bytearray:
@@ -78,18 +79,19 @@ class Codes:
         known = self._known(request)
         if known is None:
             known = self._write(request, issue=True)
-            request.coded = _Coded(self, known)
+            request.coded = _Coded(self._issuer, known)
         return known
 
     def clear(self) -> None:
-        """Nothing is cached any more.  Codes are not issued again: requests that wait may have them."""
+        """Nothing is cached any more.  Requests that wait get new codes, as others with their content do."""
         self._codes.clear()
+        self._issuer = object()
         self._has_negative_ids = False
 
     def _known(self, request: CacheRequest) -> bytearray | None:
         """The run made for the request earlier, with the tokens that it has gained since."""
         coded = request.coded
-        if not isinstance(coded, _Coded) or coded.owner is not self:
+        if not isinstance(coded, _Coded) or coded.issued_by is not self._issuer:
             return None
         coded.run += request.tokens[len(coded.run) :]
         return coded.run

@@ -64,6 +64,10 @@ class Use:
         """The lowest is the next victim; no two idle ones have the same."""
         return *self.rank, self.score, self.place
 
+    def would_change(self, claim: Claim) -> bool:
+        """Whether `claim` would keep it longer."""
+        return claim.priority > self.priority or (claim.prompt and not self.prompt)
+
     def claim(self, claim: Claim) -> None:
         """Whoever wants it kept longest decides."""
         self.priority = max(self.priority, claim.priority)

@@ -46,7 +46,7 @@ class HashIndex:
         self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
         self._pending: list[tuple[CacheRequest, int, list[Block]]] = []  # from which place in the request on
         self._order: VictimOrder[Block] = make_order(config, self._pool.free, self)
-        self._num_below: Counter[bytes] = Counter()  # of a digest: findable digests that continue it
+        self._num_below: Counter[bytes] = Counter()  # of a digest: written digests that continue it
         self._pins: Pins[bytes, Block] = Pins(self._order, self._path)
         self._announcer = Announcer(config.num_blocks, listeners)
         self._num_evicted_blocks = 0
@@ -70,12 +70,16 @@ class HashIndex:
     # -- what depends on what: the order's `Shape` -----------------------------------------------
 
     def num_below(self, item: Block) -> int:
-        if item.digest is None or item.digest in self._copies:  # a copy takes its place
+        if item.digest is None or self._has_written_copy(item.digest):  # that takes its place
             return 0
         return self._num_below[item.digest]
 
+    def _has_written_copy(self, digest: bytes) -> bool:
+        """One that is still pending may be taken back, and what continues the content would stay behind."""
+        return any(copy.pending_for is None for copy in self._copies.get(digest, ()))
+
     def above(self, item: Block) -> Block | None:
-        if item.parent is None or item.digest in self._copies:
+        if item.parent is None or item.digest is None or self._has_written_copy(item.digest):
             return None
         return self._first.get(item.parent)
 
@@ -195,11 +199,10 @@ class HashIndex:
         else:
             found = self._share(request, start, filled)
         parents = [digests[start - 1] if start else None, *digests[start : num_blocks - 1]]
-        content = zip(found, filled, digests[start:], parents, request.identities(start, num_blocks, size))  # noqa: B905  # as far as found
-        counts_below, place = self._order.uses_shape, 0
-        for first, block, digest, parent, identity in content:
-            if counts_below and first is block and parent is not None:
-                self._num_below[parent] += 1
+        identities = request.identities(start, num_blocks, size)
+        content = zip(filled[: len(found)], digests[start:], parents, identities)  # noqa: B905  # as far as found
+        place = 0
+        for block, digest, parent, identity in content:
             block.digest, block.parent, block.pending_for = digest, parent, request_id
             block.run, block.identity = run[place : place + num_bytes], identity
             place += num_bytes
@@ -222,7 +225,6 @@ class HashIndex:
                     self._count_collision(request)
                     break
                 self._copies.setdefault(digest, []).append(block)
-                self._order.review(first)
             found.append(first)
         return found
 
@@ -252,7 +254,7 @@ class HashIndex:
     def _give_up_all(self, blocks: list[Block]) -> None:
         """As `_give_up`, for blocks in the order in which they go."""
         is_plain = not (self._copies or self._order.uses_shape or self._announcer.is_heard)
-        if not is_plain or any([block.use is not None for block in blocks]):
+        if not is_plain or any(block.use is not None for block in blocks):
             for block in blocks:
                 self._give_up(block)
             return
@@ -270,14 +272,16 @@ class HashIndex:
 
     def _give_up(self, block: Block) -> None:
         """Forget what the block holds, for its slots."""
-        digest, parent, use = block.digest, block.parent, block.use
-        assert digest is not None
-        if digest not in self._copies:
-            self._order.evicted(block)
-            if use is not None and use.pins:
-                self._pins.moved(digest, parent)
+        if block.digest not in self._copies:
+            self._tell_evicted(block)
         self._num_evicted_blocks += 1
         self._forget(block)
+
+    def _tell_evicted(self, block: Block) -> None:
+        """The last block with this content is given up."""
+        self._order.evicted(block)
+        if block.use is not None and block.use.pins and block.digest is not None:
+            self._pins.moved(block.digest, block.parent)
 
     def _forget(self, block: Block) -> None:
         """Make the block unfindable; the next copy of its digest, if any, takes its place."""
@@ -295,6 +299,7 @@ class HashIndex:
         else:
             del self._first[digest]
             self._announcer.removed([block.block_id])
+        if first is block and block.pending_for is None and not self._is_written(digest):
             self._count_out(block)
         if not copies:
             self._copies.pop(digest, None)
@@ -302,8 +307,23 @@ class HashIndex:
             self._order.review(first)
         self._empty(block)
 
+    def _is_written(self, digest: bytes) -> bool:
+        first = self._first.get(digest)
+        return first is not None and first.pending_for is None
+
+    def _count_in(self, written: Iterable[Block]) -> None:
+        """Those blocks were just written: they keep what they continue, and can take another's place."""
+        for block in written:
+            digest, parent = block.digest, block.parent
+            if digest is None:
+                continue
+            if self._first[digest] is not block:
+                self._order.review(self._first[digest])
+            elif parent is not None:
+                self._num_below[parent] += 1
+
     def _count_out(self, block: Block) -> None:
-        """Nothing is found under the block's digest any more."""
+        """Nothing written is found under the block's digest any more."""
         parent = block.parent
         if parent is None or not self._order.uses_shape:
             return
@@ -319,6 +339,8 @@ class HashIndex:
         for _, _, blocks in self._pending:
             for block in blocks:
                 block.pending_for = None
+        if self._order.uses_shape:
+            self._count_in([block for _, _, blocks in self._pending for block in blocks])
         if self._announcer.is_heard:
             self._announce()
 
@@ -349,7 +371,12 @@ class HashIndex:
         blocks = self._pool.blocks
         self._pending = [entry for entry in self._pending if entry[0] is not lease.request]
         for index in range(mark.num_published, lease.num_published):
-            self._forget(blocks[lease.block_ids[index]])
+            block = blocks[lease.block_ids[index]]
+            if block.use is not None and block.use.pins and block.digest not in self._copies:
+                self._tell_evicted(
+                    block
+                )  # the pinned copy that was evicted in this step had left it in its place
+            self._forget(block)
         lease.num_published = mark.num_published
         taken = [blocks[block_id] for block_id in lease.block_ids[mark.num_blocks :]]
         del lease.block_ids[mark.num_blocks :]
@@ -400,9 +427,9 @@ class HashIndex:
     def pin(self, name: str, request: CacheRequest, most: int) -> bool:
         count = request.num_tokens // self._block_size
         place, new = None, 0
-        for digest in self._hasher.extend(request, count)[:count]:
+        for index, digest in enumerate(self._hasher.extend(request, count)[:count]):
             block = self._first.get(digest)
-            if block is None or block.pending_for is not None:
+            if block is None or block.pending_for is not None or not self._is_of(request, index, block):
                 break
             place = digest
             new += block.use is None or not block.use.pins
@@ -459,8 +486,14 @@ class HashIndex:
                 parent = self._first.get(block.parent)
                 if parent is None:
                     raise CacheError(f"law I7: {block!r} is findable without its parent")
-                copies = [parent, *self._copies.get(block.parent, ())]  # a held one would take its place
-                waits = block.ref_count == 0 and all(copy.ref_count == 0 for copy in copies)
+                law(
+                    block.pending_for is not None or parent.pending_for is None,
+                    f"I4: {block!r} is written, but its parent {parent!r} is pending",
+                )
+                copies = [parent, *self._copies.get(block.parent, ())]
+                written_copies = [copy for copy in copies if copy.pending_for is None]
+                # a held one would take its place
+                waits = block.ref_count == 0 and all(copy.ref_count == 0 for copy in written_copies)
                 law(
                     not waits or order[block.block_id] < order[parent.block_id],
                     f"I7: {block!r} would outlive its parent {parent!r}",
@@ -469,6 +502,7 @@ class HashIndex:
         law(indexed == findable, f"I2: {indexed} entries for {findable} findable blocks")
         law(len(order) == len(self._order), f"I1: the free queue counts {len(self._order)}")
         if self._order.uses_shape:
-            below = Counter(block.parent for block in self._first.values() if block.parent is not None)
+            written = [block for block in self._first.values() if block.pending_for is None]
+            below = Counter(block.parent for block in written if block.parent is not None)
             law(below == self._num_below, f"I7: {sum(below.values())} blocks continue others, not as counted")
         self._order.check(self._first.values())

@@ -7,9 +7,9 @@ so that those of a whole prompt take a handful of vector operations.  Its *key* 
 namespace's hash.
 
 * evicted: the key of a missing block is a ghost's.
-* isolated: the text id of a missing block is a findable block's.
+* isolated: the text id of a missing block is a findable block's, of another namespace.
 * unaligned, and the rest of the two above: a row behind the same beginning shares the next tokens, but not
-  the whole block.
+  the whole block, or not all of an image in it.
 * diverged: every 16 cached tokens in a row (a *print*, on a grid of 16 positions) are found again at any
   position of a prompt, as rsync finds blocks, and followed in both directions, comparing tokens.  A run of 31
   equal tokens or more has a whole print in it, so none of 32 is overlooked; its end may be where the cached
@@ -474,6 +474,13 @@ class Memory:
             )
             for place, kind in ((0, "unaligned"), (last_gone, "evicted"), (last_apart, "isolated"))
         )
+        for place, text_id in enumerate(
+            texts[1:], start=1
+        ):  # a hit that would end inside an image is shorter
+            end = (prompt.num_hit_blocks + place) * size
+            if unaligned < end:
+                break
+            unaligned = end + self._inside(text_id, prompt, values, end - base, "unaligned")
         known = max(prompt.num_hit_tokens, prompt.in_flight, unaligned, evicted, isolated)
         runs = list(self._equal_runs(prompt, values, base, known))
         first_gone = ghosts[keys[gone[0]]][1] if gone else None

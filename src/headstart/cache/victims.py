@@ -224,7 +224,7 @@ class LruOrder(VictimOrder[Item]):
             item.use.claim(claim)
 
         use = item.use
-        if use is None or claim.priority > use.priority or (claim.prompt and not use.prompt):
+        if use is None or use.would_change(claim):
             self._rerank(item, change)
 
     def pin(self, item: Item, sign: int) -> None:
@@ -324,6 +324,8 @@ class ScoredOrder(VictimOrder[Item]):
 
     def claim(self, item: Item, claim: Claim, *, is_use: bool = True) -> None:
         """Told to the policy, unless a fork wants it."""
+        if not is_use and item.use is not None and not item.use.would_change(claim):
+            return  # an idle copy keeps its place: a fork holds the other one
 
         def change() -> None:
             if item.use is None:
