@@ -182,7 +182,7 @@ class HashIndex:
         lease.block_ids += [block.block_id for block in taken]
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
-        if not self._enabled or num_blocks <= lease.num_published:
+        if not self._enabled or num_blocks <= lease.num_published or lease.has_collided:
             return frozenset()
         request, start, size = lease.request, lease.num_published, self._block_size
         request_id, add_first = request.request_id, self._first.setdefault
@@ -198,7 +198,8 @@ class HashIndex:
             first = add_first(digest, block)
             if first is not block:
                 if not self._is_of(request, start + at, first):
-                    self._count_collision(request)  # neither this block nor what follows it can be found
+                    self._count_collision(request)
+                    lease.has_collided = True  # neither this block nor what follows it can be found, ever
                     break
                 self._copies.setdefault(digest, []).append(block)
             block.digest, block.parent, block.pending_for = digest, parent, request_id
@@ -215,6 +216,7 @@ class HashIndex:
             self._pool.blocks[block_id].ref_count += 1
         twin = Lease(request, list(lease.block_ids))
         twin.num_published = count = lease.num_published
+        twin.has_collided = lease.has_collided
         found = (self._first[digest] for digest in lease.request.digests[:count])
         self._claim(request, enumerate(found), is_use=False)
         request.digests[:count] = lease.request.digests[:count]  # the same tokens, hashed once
@@ -329,7 +331,7 @@ class HashIndex:
         self._pending.clear()
 
     def mark(self, lease: Lease) -> Mark:
-        return Mark(len(lease.block_ids), lease.num_published)
+        return Mark(len(lease.block_ids), lease.num_published, lease.has_collided)
 
     def undo(self, lease: Lease, mark: Mark) -> None:
         blocks = self._pool.blocks
@@ -341,7 +343,7 @@ class HashIndex:
                     block
                 )  # the pinned copy that was evicted in this step had left it in its place
             self._forget(block)
-        lease.num_published = mark.num_published
+        lease.num_published, lease.has_collided = mark.num_published, mark.place
         taken = [blocks[block_id] for block_id in lease.block_ids[mark.num_blocks :]]
         del lease.block_ids[mark.num_blocks :]
         for block in taken:
@@ -427,6 +429,8 @@ class HashIndex:
             yield pins
         yield sorted([first[digest], *(b.block_id for b in more)] for digest, more in self._copies.items())
         yield [(lease.request.request_id, lease.block_ids, lease.num_published) for lease in leases]
+        if collided := [lease.request.request_id for lease in leases if lease.has_collided]:
+            yield collided
 
     def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = Counter(kept)
