@@ -395,6 +395,33 @@ def test_a_fork_of_what_collides_is_whole(sevens: CheckedManager) -> None:
     assert cached(sevens, range(10)) == 0
 
 
+def test_forks_of_what_collides_do_not_publish_it_both(sevens: CheckedManager) -> None:
+    other, parent = ask("other", [1, 2, 3, 4]), ask("parent", [5, 6, 7, 8])
+    child = ask("child", [5, 6, 7, 8, 9, 9])
+    run(sevens, other)
+    run(sevens, parent)  # collides
+    sevens.fork(parent, child)
+    sevens.free(other)
+    assert sevens.allocate_slots(ask("taker", range(44)), 44) is not None  # takes all that is left
+    sevens.rollback_step()
+    decode(sevens, parent, [9])
+    assert sevens.allocate_slots(child, 1) is not None
+    sevens.commit_step()
+    assert cached(sevens, [5, 6, 7, 8, 0]) == 0
+
+
+def test_a_collision_that_is_taken_back_was_none(sevens: CheckedManager) -> None:
+    one, two = ask("one", [1, 2, 3, 4]), ask("two", [5, 6, 7, 8])
+    admit(sevens, two, 3)
+    sevens.commit_step()
+    admit(sevens, one)
+    assert sevens.allocate_slots(two, 1) is not None
+    sevens.rollback_step()
+    assert sevens.allocate_slots(two, 1) is not None
+    sevens.commit_step()
+    assert cached(sevens, [5, 6, 7, 8, 0]) == 4
+
+
 def test_a_withdrawn_block_leaves_its_digest_to_others(sevens: CheckedManager) -> None:
     first = ask("first", [1, 2, 3, 4, 0])
     admit(sevens, first)

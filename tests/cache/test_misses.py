@@ -137,6 +137,21 @@ def test_evicted_tells_when_and_how_many_blocks_ago() -> None:
     assert (report.evicted_s, report.evicted_blocks) == (4.0, 2)
 
 
+def test_a_grant_that_copies_is_one_grant() -> None:
+    manager = make_manager(4, 4)
+    serve(manager, ask("a", range(4)))
+    parent, child = ask("parent", [100, 101]), ask("child", range(100, 109))
+    run(manager, parent)
+    manager.fork(parent, child)
+    assert manager.allocate_slots(child, 7) is not None  # copies into one block, takes two, evicts a's
+    manager.commit_step()
+    manager.free(child)
+    manager.free(parent)
+    request = ask("again", range(5))
+    serve(manager, request)
+    assert explain(manager, request).evicted_blocks == 3
+
+
 def test_tails_are_known_to_the_token() -> None:
     manager = make_manager(4, 4)  # radix finds them until they are evicted
     assert told(manager, range(6)) == {"cold": 5}

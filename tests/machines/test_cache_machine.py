@@ -101,6 +101,8 @@ class Live:
     hit: int
     before: int | None = None  # tokens computed before the open step granted something; None: nothing yet
     admitted_now: bool = False
+    collided: bool = False  # now, and before the open step
+    collided_before: bool = False
     replaced: int | None = None  # the block that its table lost in the open step, held until the step ends
     writes: dict[tuple[int, int], Prefix] = field(default_factory=dict)
     copies: dict[tuple[int, int], object] = field(default_factory=dict)
@@ -219,6 +221,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def publish(self, live: Live) -> None:
         request, size = live.request, self.size
+        if live.collided:
+            return
         chain = self.follower.chain(request, live.computed // size) if self.has_weak_hash else []
         for index, block_id in enumerate(self.manager.block_table(request.request_id)):
             stop = (index + 1) * size
@@ -235,7 +239,8 @@ class CacheMachine(RuleBasedStateMachine):
                 if any(
                     entry != other and self.digests[b] == chain[index] for b, other in self.cached.items()
                 ):
-                    break  # neither this nor what follows can be found
+                    live.collided = True  # neither this nor what follows can be found
+                    return
                 self.digests[block_id] = chain[index]
             self.cached[block_id] = entry
             self.pending[block_id] = request.request_id
@@ -315,6 +320,7 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             assert live.before is not None
             live.computed, live.before = live.before, None
+            live.collided = live.collided_before
             live.writes, live.copies, live.replaced = {}, {}, None
 
     # -- rules -----------------------------------------------------------------------------------
@@ -508,6 +514,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert now_free == free or (self.generated_first and set(now_free) == set(free))
         assert self.manager.block_table(child.request_id) == table
         self.live[child.request_id] = Live(child, live.computed, 0, 0)
+        self.live[child.request_id].collided = live.collided
+        self.live[child.request_id].collided_before = live.collided
         self.committed[child.request_id] = live.computed
 
     @precondition(lambda self: self.open)
@@ -516,6 +524,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.slots = self.during_step()
         self.manager.commit_step()
         for name, live in self.live.items():
+            live.collided_before = live.collided
             self.committed[name] = max(self.committed.get(name, 0), live.computed)
             live.writes, live.copies, live.before, live.admitted_now, live.replaced = (
                 {},

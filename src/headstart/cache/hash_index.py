@@ -182,7 +182,7 @@ class HashIndex:
         lease.block_ids += [block.block_id for block in taken]
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
-        if not self._enabled or num_blocks <= lease.num_published:
+        if not self._enabled or num_blocks <= lease.num_published or lease.has_collided:
             return frozenset()
         request, start, size = lease.request, lease.num_published, self._block_size
         filled = self._blocks(lease.block_ids[start:num_blocks])
@@ -197,7 +197,8 @@ class HashIndex:
             self._first.update(new)
             found = filled
         else:
-            found = self._share(request, start, filled)
+            found = self._share(lease, start, filled)
+            lease.has_collided = len(found) < len(filled)
         parents = [digests[start - 1] if start else None, *digests[start : num_blocks - 1]]
         identities = request.identities(start, num_blocks, size)
         content = zip(filled[: len(found)], digests[start:], parents, identities)  # noqa: B905  # as far as found
@@ -211,12 +212,12 @@ class HashIndex:
         lease.num_published = start + len(found)
         return frozenset()
 
-    def _share(self, request: CacheRequest, start: int, filled: list[Block]) -> list[Block]:
+    def _share(self, lease: Lease, start: int, filled: list[Block]) -> list[Block]:
         """What is found under the digests of ``filled``: these blocks, or those that they are copies of.
 
-        Ends where a digest is another content's: neither that block nor what follows it can be found.
+        Ends where a digest is another content's: neither that block nor what follows it can be found, ever.
         """
-        found: list[Block] = []
+        request, found = lease.request, list[Block]()
         for index, block in enumerate(filled, start):
             digest = request.digests[index]
             first = self._first.setdefault(digest, block)
@@ -233,6 +234,7 @@ class HashIndex:
             self._pool.blocks[block_id].ref_count += 1
         twin = Lease(request, list(lease.block_ids))
         twin.num_published = count = lease.num_published
+        twin.has_collided = lease.has_collided
         found = (self._first[digest] for digest in lease.request.digests[:count])
         self._claim(request, enumerate(found), is_use=False)
         request.digests[:count] = lease.request.digests[:count]  # the same tokens, hashed once
@@ -365,7 +367,7 @@ class HashIndex:
         self._pending.clear()
 
     def mark(self, lease: Lease) -> Mark:
-        return Mark(len(lease.block_ids), lease.num_published)
+        return Mark(len(lease.block_ids), lease.num_published, lease.has_collided)
 
     def undo(self, lease: Lease, mark: Mark) -> None:
         blocks = self._pool.blocks
@@ -377,7 +379,7 @@ class HashIndex:
                     block
                 )  # the pinned copy that was evicted in this step had left it in its place
             self._forget(block)
-        lease.num_published = mark.num_published
+        lease.num_published, lease.has_collided = mark.num_published, mark.place
         taken = [blocks[block_id] for block_id in lease.block_ids[mark.num_blocks :]]
         del lease.block_ids[mark.num_blocks :]
         for block in taken:
@@ -462,6 +464,8 @@ class HashIndex:
             yield pins
         yield sorted([first[digest], *(b.block_id for b in more)] for digest, more in self._copies.items())
         yield [(lease.request.request_id, lease.block_ids, lease.num_published) for lease in leases]
+        if collided := [lease.request.request_id for lease in leases if lease.has_collided]:
+            yield collided
 
     def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = Counter(kept)

@@ -60,15 +60,17 @@ class Lease:
     """The blocks one request holds, in order: its block table.
 
     The first ``num_published`` of them are dealt with by the index: findable, or known to repeat
-    what is.  Only the index that made a lease changes it.
+    what is.  Where they have collided with other content, no more of them ever are.  Only the index that
+    made a lease changes it.
     """
 
-    __slots__ = ("block_ids", "num_published", "request")
+    __slots__ = ("block_ids", "has_collided", "num_published", "request")
 
     def __init__(self, request: CacheRequest, block_ids: list[int]) -> None:
         self.request = request
         self.block_ids = block_ids
         self.num_published = len(block_ids)
+        self.has_collided = False
 
 
 class PrefixIndex(Protocol):

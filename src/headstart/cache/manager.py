@@ -206,7 +206,9 @@ class KVCacheManager:
         if request.request_id not in self._step:
             self._step[request.request_id] = _Grant(self._index.mark(holding.lease), holding.num_computed)
         copies, replaced = self._copy_on_write(holding) if must_copy else ((), {})
-        return Allocation(self._extend(holding, num_tokens, missing), copies, replaced)
+        new_blocks = self._extend(holding, num_tokens, missing)
+        self._took(missing + must_copy)
+        return Allocation(new_blocks, copies, replaced)
 
     def _admit(self, request: CacheRequest, num_new_tokens: int, hit: PrefixHit | None) -> Allocation | None:
         looked = hit is not None and not request.skip_reading
@@ -232,6 +234,7 @@ class KVCacheManager:
         self._count(request, counted, 1)
         request.num_admissions += 1
         new_blocks = self._extend(holding, num_tokens, missing)
+        self._took(missing)
         if hit.copy is None:
             return Allocation(new_blocks)
         return Allocation(new_blocks, (BlockCopy(hit.copy.src, new_blocks[0], hit.copy.num_tokens),))
@@ -252,15 +255,15 @@ class KVCacheManager:
         """The blocks newly taken, once the holding has slots for ``num_tokens`` tokens."""
         lease = holding.lease
         held = len(lease.block_ids)
-        self._take(lease, missing)
+        self._index.take(lease, missing)
         rests_on = self._index.publish(lease, num_tokens // self.config.block_size)
         self._step[lease.request.request_id].shared_with |= rests_on
         holding.num_computed = num_tokens
         self._version += 1
         return lease.block_ids[held:]
 
-    def _take(self, lease: Lease, count: int) -> None:
-        self._index.take(lease, count)
+    def _took(self, count: int) -> None:
+        """A grant took so many blocks, all told."""
         if self._misses is not None:
             self._misses.took(count)
 
@@ -301,7 +304,7 @@ class KVCacheManager:
         """A block of its own for the holding's partly filled one, which it lets go when the step commits."""
         position, offset = divmod(holding.num_computed, self.config.block_size)
         lease = holding.lease
-        self._take(lease, 1)
+        self._index.take(lease, 1)
         fresh = lease.block_ids.pop()
         shared = self._index.replace(lease, position, fresh)
         self._step[lease.request.request_id].replaced = (position, shared)
