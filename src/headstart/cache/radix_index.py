@@ -52,6 +52,14 @@ def _pending_for(nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset([node.pending_for for node in nodes if node.pending_for is not None])
 
 
+def _joined(first: list[int], second: list[int]) -> list[int]:
+    """Both, in one of them: each pass over thousands of block ids is a part of what a long prompt costs."""
+    if not first:
+        return second
+    first += second
+    return first
+
+
 class RadixLease(Lease):
     """A lease that knows its deepest node, and which published blocks stayed private as repeats."""
 
@@ -217,13 +225,13 @@ class RadixIndex:
 
     def take(self, lease: Lease, count: int) -> None:
         unused = min(count, len(self._free))
-        if unused:
-            lease.block_ids += self._free.take(unused)
+        taken = self._free.take(unused) if unused else []
         if count > unused:
             evicted = self._tree.evict(count - unused)
             self._announcer.removed(evicted)
             self._num_evicted_blocks += len(evicted)
-            lease.block_ids += evicted
+            taken = _joined(taken, evicted)
+        lease.block_ids = _joined(lease.block_ids, taken)
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         assert isinstance(lease, RadixLease)

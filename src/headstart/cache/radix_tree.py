@@ -250,7 +250,10 @@ class RadixTree:
             self.idle.evicted(node, len(tail))
             self.num_idle_blocks -= len(tail)
             tail.reverse()
-            evicted += tail
+            if evicted:
+                evicted += tail
+            else:
+                evicted = tail
             if not node.block_ids:
                 if node.use is not None and node.use.pins:
                     above = node.parent
