@@ -457,9 +457,7 @@ class Memory:
         sums[0] = 0 if prompt.after is None else self._text(self._row_of_block[prompt.after])
         np.multiply(blocks @ self._factors, self._powers[prompt.known : prompt.known + count], out=sums[1:])
         np.add.accumulate(sums, out=sums)
-        texts = sums[
-            prompt.num_hit_blocks - prompt.known :
-        ]  # up to the hit's end, and to each block's behind it
+        texts = sums[prompt.num_hit_blocks - prompt.known :]  # up to the hit's end, and each block's after it
         known_texts = texts.tolist()
         keys = (texts + np.uint64(prompt.space)).tolist()
         ghosts = self._ghosts
@@ -474,13 +472,11 @@ class Memory:
             )
             for place, kind in ((0, "unaligned"), (last_gone, "evicted"), (last_apart, "isolated"))
         )
-        for place, text_id in enumerate(
-            texts[1:], start=1
-        ):  # a hit that would end inside an image is shorter
+        for place in range(1, len(known_texts)):  # a hit that would end inside an image is shorter
             end = (prompt.num_hit_blocks + place) * size
             if unaligned < end:
                 break
-            unaligned = end + self._inside(text_id, prompt, values, end - base, "unaligned")
+            unaligned = end + self._inside(known_texts[place], prompt, values, end - base, "unaligned")
         known = max(prompt.num_hit_tokens, prompt.in_flight, unaligned, evicted, isolated)
         runs = list(self._equal_runs(prompt, values, base, known))
         first_gone = ghosts[keys[gone[0]]][1] if gone else None
