@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import shlex
 import socket
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from headstart.cli.command import Command
-from headstart.cli.serve import parse_bytes, print_banner, serve
+from headstart.cli.serve import _start_logging, parse_bytes, print_banner, serve
 from headstart.engine.messages import EngineInfo
+from headstart.server import request_log
 
 INFO = EngineInfo(
     model_name="my 'quoted' [red] model",
@@ -126,7 +128,7 @@ def test_help_names_every_option() -> None:
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
         "--estimate-hit-rates", "--no-estimate-hit-rates", "--explain-misses", "--no-explain-misses",
-        "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
+        "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo", "--enable-log-requests",
     ):  # fmt: skip
         assert option in text
 
@@ -204,3 +206,14 @@ def test_the_curl_line_survives_narrow_terminals_and_quotes(url: str, chat: bool
     asked = json.loads(body)
     assert asked["model"] == "my 'quoted' [red] model"
     assert ("messages" in asked) == chat
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_prompts_are_logged_if_asked(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log.logger, "level", logging.NOTSET)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    _start_logging(requests=asked)
+    assert request_log.logger.isEnabledFor(logging.INFO) == asked
+    request_log.logger._cache.clear()  # what it found out while the root's level was another

@@ -31,6 +31,7 @@ from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import ConfigError, HeadstartError
 from headstart.model import source
+from headstart.server import request_log
 from headstart.server.app import build_app
 from headstart.server.listen import HttpServer, bind, url_of
 from headstart.text import ChatTemplate, Tokenizer
@@ -272,6 +273,15 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = "{}",
+    enable_log_requests: Annotated[
+        bool,
+        typer.Option(
+            "--enable-log-requests",
+            help="Log for each prompt how many tokens were a hit, and why the others were not. No prompt "
+            "and no salt is told.",
+            rich_help_panel=_DEBUGGING,
+        ),
+    ] = False,
     decision_log: Annotated[
         str | None,
         typer.Option(
@@ -339,6 +349,7 @@ def serve(
             decision_log=decision_log,
             kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
+        _start_logging(requests=enable_log_requests)
         with bind(host, port) as sock:
             asyncio.run(_serve(config, sock, _load_text(model)))
     except HeadstartError as error:
@@ -355,12 +366,17 @@ def _load_text(model: str) -> tuple[Tokenizer, ChatTemplate | None]:
     return Tokenizer.from_directory(files.tokenizer_dir), ChatTemplate.from_directory(files.tokenizer_dir)
 
 
+def _start_logging(*, requests: bool) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what strangers send
+    if requests:
+        request_log.logger.setLevel(logging.INFO)
+
+
 async def _serve(
     config: EngineConfig, sock: socket.socket, text: tuple[Tokenizer, ChatTemplate | None]
 ) -> None:
     """Start the engine, serve until a signal, end the engine."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what strangers send
     tokenizer, template = text
     client = EngineSupervisor(config)
     starting = asyncio.current_task()
