@@ -287,12 +287,10 @@ def main(
         console.print(f"error: {error}", markup=False)
         raise typer.Exit(1) from error
     date = datetime.now(UTC)
-    text = markdown(rows, pools, rounds, date)
-    print(text)
     failures = missed(rows, pools)
-    print(f"\nGoals: {'MISSED' if failures else 'all reached'}.")
-    for failure in failures:
-        print(f"* {failure}")
+    goals = "\n".join(["Goals missed:", "", *(f"* {failure}" for failure in failures)])
+    text = f"{markdown(rows, pools, rounds, date)}\n\n{goals if failures else 'All goals are reached.'}"
+    print(text)
     if write:
         fields = {
             "date": date.isoformat(timespec="seconds"),
