@@ -11,6 +11,7 @@ item it says what depends on it (`Shape`), because nothing may go before what co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
@@ -39,7 +40,7 @@ class Shape(Protocol[Item]):
         ...
 
 
-class VictimOrder(Generic[Item]):
+class VictimOrder(ABC, Generic[Item]):
     """What both orders have: ranks, pins, and ``base``, the queue of what goes first of all.
 
     Items without a `Use` stand in the base, the others where their rank and score put them.
@@ -65,13 +66,13 @@ class VictimOrder(Generic[Item]):
     def begin_step(self, now: float) -> None:
         """Time has come to ``now``."""
 
+    @abstractmethod
     def append(self, item: Item) -> None:
         """It fell idle."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self, item: Item) -> None:
         """It is idle no more."""
-        raise NotImplementedError
 
     def append_all(self, items: Iterable[Item]) -> None:
         """They fell idle, in this order."""
@@ -83,24 +84,25 @@ class VictimOrder(Generic[Item]):
         for item in items:
             self.remove(item)
 
+    @abstractmethod
     def first(self) -> Item | None:
         """The next victim, left where it is; None if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def claim(self, item: Item, claim: Claim, *, is_use: bool = True) -> None:
         """A request uses it and wants it kept; a fork, which is no use of its own, wants it only."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split(self, item: Item, upper: Item, *, idle: bool) -> None:
         """``upper`` is what was cut off ``item`` above it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rerank(self, item: Item, change: Callable[[], None]) -> None:
-        raise NotImplementedError
+        """Make the change, with the item put where it stands afterwards if it is idle."""
 
+    @abstractmethod
     def are_alike(self, item: Item, upper: Item) -> bool:
         """Whether nothing tells ``item`` from ``upper``, which it continues, so that they can be joined."""
-        raise NotImplementedError
 
     def joined(self, item: Item, upper: Item) -> None:
         """``item`` has taken in ``upper``."""
@@ -143,12 +145,13 @@ class VictimOrder(Generic[Item]):
         self.remove(item)
         return item
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """How many are idle."""
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Item]:
         """In the order in which they go if nothing else happens."""
-        raise NotImplementedError
 
     def state(self) -> Iterator[object]:
         """What decides beside the items' uses and their order."""
