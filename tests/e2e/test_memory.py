@@ -168,11 +168,9 @@ def test_clients_that_come_and_go_leave_nothing_behind(tiny_llama_dir: Path) -> 
             async with house.client() as http:
                 await ask_in_secret(http)
             warm = [await crowd(64) for _ in range(2)]
-            # How many of the last messages somebody still has in hand differs from one moment to the next.
-            of_a_request = [kind for kind in OF_A_REQUEST if kind is not StepOutputs]
-            before, tasks = alive(*of_a_request), asyncio.all_tasks()
+            before, tasks = alive(*OF_A_REQUEST), asyncio.all_tasks()
             later = [await crowd(64) for _ in range(2)]
-            assert alive(*of_a_request) <= before  # fewer, if the last message happens to be gone by now
+            assert alive(*OF_A_REQUEST) <= before  # fewer, if the last message happens to be gone by now
             assert asyncio.all_tasks() == tasks
             (resident, objects), (resident_later, objects_later) = (
                 [median(figures) for figures in zip(*crowds, strict=True)] for crowds in (warm, later)

@@ -306,9 +306,11 @@ class EngineClient:
     async def _receive(self) -> None:
         try:
             while True:
-                message = self._decoder.decode(await self._socket.recv())
+                data = await self._socket.recv()
                 self._heard = time.monotonic()
-                self._take(message)
+                self._take(
+                    self._decoder.decode(data)
+                )  # no name for it: what was answered is not kept meanwhile
         except Exception:  # whatever it is, nobody may be left waiting
             logger.exception("the engine's messages cannot be read any more")
             self._fail_all("the engine's messages cannot be read any more")
