@@ -127,7 +127,7 @@ def test_a_hit_emits_nothing_and_hashes_nothing(
 ) -> None:  # item 63
     hashed: list[bytes] = []
     whole = ALGORITHMS["sha256_cbor"]
-    counting = replace(whole, digest=lambda data: hashed.append(data) or whole.digest(data))
+    counting = replace(whole, hash=lambda data: hashed.append(data) or whole.hash(data))
     with monkeypatch.context() as patch:
         patch.setitem(ALGORITHMS, "sha256_cbor", counting)
         manager = make(index)

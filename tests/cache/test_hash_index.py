@@ -7,13 +7,14 @@ null block; headstart has none, so every id is one less here, and pools have one
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
 
 from headstart.cache import Adapter, CacheRequest, KVCacheManager, MediaSpan, Namespace, PromptEmbeds
 from headstart.cache.blocks import BlockPool
-from headstart.cache.hashing import ALGORITHMS, Algorithm, block_hash_chain
+from headstart.cache.hashing import ALGORITHMS, Algorithm, Hash, block_hash_chain
 from headstart.config import PolicyName
 from headstart.errors import CacheError
 from tests.cache.checked import CheckedManager, admit, ask, cached, decode, make_manager, run, serve
@@ -317,10 +318,20 @@ def test_a_stranger_takes_the_tail_of_a_preempted_request() -> None:
 # Equal digests are not enough (law I5)
 
 
+@dataclass
+class Hashed:
+    """A `Hash` with a digest of the test's choice."""
+
+    value: bytes
+
+    def digest(self) -> bytes:
+        return self.value
+
+
 @pytest.fixture
 def sevens(monkeypatch: pytest.MonkeyPatch) -> CheckedManager:
     """A manager whose hash is 7 whatever it is taken of (case 2)."""
-    everything = Algorithm(lambda _: bytes(31) + b"\7", 32, is_cbor=True)
+    everything = Algorithm(lambda _: Hashed(bytes(31) + b"\7"), 32, is_cbor=True)
     monkeypatch.setitem(ALGORITHMS, "sha256_cbor", everything)
     return hash_manager(12)
 
@@ -365,9 +376,9 @@ def test_what_collides_is_not_pinned(sevens: CheckedManager) -> None:
 
 
 def test_what_collides_is_not_published_nor_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def weak(data: bytes) -> bytes:
+    def weak(data: bytes) -> Hash:
         """SHA-256, but for messages with a token 99: those collide."""
-        return bytes(32) if b"\x18\x63" in data else hashlib.sha256(data).digest()
+        return Hashed(bytes(32)) if b"\x18\x63" in data else hashlib.sha256(data)
 
     monkeypatch.setitem(ALGORITHMS, "sha256_cbor", Algorithm(weak, 32, is_cbor=True))
     manager = hash_manager(12)

@@ -245,3 +245,14 @@ def test_batches_that_were_dropped_are_counted() -> None:
     publisher.num_dropped = 7
     assert FakeEngine(publisher=publisher).stats().kv_event_batches_dropped == 7
     assert FakeEngine().stats().kv_event_batches_dropped == 0
+
+
+def test_evictions_are_counted() -> None:
+    engine = FakeEngine(num_blocks=3)
+    add(engine, "a", A[:8])
+    engine.drain()
+    assert engine.stats().num_evicted_blocks == 0
+    add(engine, "b", B[:8])
+    engine.drain()
+    assert engine.stats().num_evicted_blocks == engine.scheduler.manager.num_evicted_blocks > 0
+    assert engine.stats().num_collisions == 0

@@ -196,3 +196,10 @@ def test_the_share_of_hits_is_told_by_the_prompts_length(client: TestClient, eng
     assert fraction("sum", "64") == 0.25
     assert fraction("bucket", "256", le="0.0") == 1
     assert fraction("bucket", "more", le="0.99") == 0
+
+
+def test_evictions_and_collisions_are_counted(client: TestClient, engine: Any) -> None:
+    engine.stats = EngineStats(num_evicted_blocks=3, num_collisions=1)
+    samples = scrape(client)
+    assert samples["headstart:evicted_blocks_total", frozenset()] == 3
+    assert samples["headstart:prefix_cache_collisions_total", frozenset()] == 1

@@ -95,13 +95,17 @@ class LinkedQueue(Generic[Item]):
 
     def remove_all(self, items: Iterable[Item]) -> None:
         """Take out each of them."""
-        for item in items:
-            before, behind = item.prev, item.next
-            if behind is None:
-                raise CacheError(f"{item!r} is not in the queue")
-            before.next, behind.prev = behind, before
-            item.prev = item.next = None
-            self._length -= 1
+        count = 0
+        try:
+            for item in items:
+                before, behind = item.prev, item.next
+                if behind is None:
+                    raise CacheError(f"{item!r} is not in the queue")
+                before.next, behind.prev = behind, before
+                item.prev = item.next = None
+                count += 1
+        finally:  # those before one that was not in are out
+            self._length -= count
 
     def first(self) -> Item | None:
         """The head, left where it is; None when empty."""

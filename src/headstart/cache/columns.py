@@ -8,7 +8,7 @@ own form does not have are dropped in one pass.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from io import BytesIO
 
 IS_NOT_0 = bytes([0] + [1] * 255)
 _DROPPED_UNLESS = bytes([1] + [0] * 255)
@@ -25,7 +25,7 @@ def either(a: bytes, b: bytes) -> bytes:
 
 def total(columns: Iterable[bytes], length: int) -> bytes:
     """The sum of bytes that stand side by side, which must not exceed 255: added as large numbers."""
-    return sum(int.from_bytes(column, "little") for column in columns).to_bytes(length, "little")
+    return sum([int.from_bytes(column, "little") for column in columns]).to_bytes(length, "little")
 
 
 def joined(columns: Sequence[tuple[bytes, bytes | None]]) -> bytes:
@@ -47,14 +47,13 @@ def cut(encoded: bytes, lengths: bytes, block_size: int, longest: int) -> list[b
     sizes: Iterable[int]
     if block_size * longest >= 256:
         sizes = (sum(lengths[at : at + block_size]) for at in range(0, len(lengths), block_size))
-    elif block_size & (block_size - 1):
-        columns = [lengths[at::block_size] for at in range(block_size)]
-        sizes = total(columns, len(lengths) // block_size)
-    else:  # a power of two: each byte becomes the sum of itself and those behind it, twice as many each time
-        sums, reach = int.from_bytes(lengths, "little"), 1
-        while reach < block_size:
-            sums += sums >> 8 * reach
-            reach *= 2
-        sizes = sums.to_bytes(len(lengths), "little")[::block_size]
-    ends = list(accumulate(sizes))
-    return [encoded[start:end] for start, end in pairwise([0, *ends])]
+    else:
+        while block_size % 2 == 0:  # neighbours are added: half as many are left
+            pairs = int.from_bytes(lengths[::2], "little") + int.from_bytes(lengths[1::2], "little")
+            lengths = pairs.to_bytes(len(lengths) // 2, "little")
+            block_size //= 2
+        if block_size > 1:
+            columns = [lengths[at::block_size] for at in range(block_size)]
+            lengths = total(columns, len(lengths) // block_size)
+        sizes = lengths
+    return list(map(BytesIO(encoded).read, sizes))

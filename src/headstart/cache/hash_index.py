@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
+from operator import truth
 
 from headstart.cache.blocks import Block, BlockPool, law
 from headstart.cache.hashing import BlockHasher
@@ -109,12 +110,7 @@ class HashIndex:
             stop = min(start + _AT_ONCE, end)
             # A full block that may not be a hit will be published: it costs least with the others.
             digests = self._hasher.extend(request, full if full == stop + 1 else stop)[start:stop]
-            blocks: list[Block] = []
-            for digest in digests:
-                block = find(digest)
-                if block is None:
-                    break
-                blocks.append(block)
+            blocks = [block for block in takewhile(truth, map(find, digests)) if block is not None]
             found += blocks
             if not self._are_all_of(request, start, blocks):
                 own = (self._is_of(request, index, block) for index, block in enumerate(blocks, start))
@@ -186,48 +182,50 @@ class HashIndex:
             return frozenset()
         request, start, size = lease.request, lease.num_published, self._block_size
         filled = self._blocks(lease.block_ids[start:num_blocks])
-        for block in filled:
+        digests = self._hasher.extend(request, num_blocks)
+        found = list(map(self._first.setdefault, digests[start:num_blocks], filled))
+        if found != filled:
+            found = self._share(lease, start, filled, found)
+            lease.has_collided = len(found) < len(filled)
+        run, num_bytes = request.run(start * size, num_blocks * size), size * TOKEN_BYTES
+        request_id, parent = request.request_id, digests[start - 1] if start else None
+        identities = request.identities(start, num_blocks, size)
+        content = zip(filled[: len(found)], digests[start:], identities)  # noqa: B905  # as far as found
+        place = 0
+        for block, digest, identity in content:
             if block.digest is not None:
                 raise CacheError(f"{block!r} carries a digest already")
-        digests = self._hasher.extend(request, num_blocks)
-        new = dict(zip(digests[start:num_blocks], filled, strict=True))
-        run, num_bytes = request.run(start * size, num_blocks * size), size * TOKEN_BYTES
-        request_id = request.request_id
-        if len(new) == len(filled) and self._first.keys().isdisjoint(new):
-            self._first.update(new)
-            found = filled
-        else:
-            found = self._share(lease, start, filled)
-            lease.has_collided = len(found) < len(filled)
-        parents = [digests[start - 1] if start else None, *digests[start : num_blocks - 1]]
-        identities = request.identities(start, num_blocks, size)
-        content = zip(filled[: len(found)], digests[start:], parents, identities)  # noqa: B905  # as far as found
-        place = 0
-        for block, digest, parent, identity in content:
             block.digest, block.parent, block.pending_for = digest, parent, request_id
             block.run, block.identity = run[place : place + num_bytes], identity
+            parent = digest
             place += num_bytes
         self._pending.append((request, start, filled[: len(found)]))
         self._claim(request, enumerate(found, start))
         lease.num_published = start + len(found)
         return frozenset()
 
-    def _share(self, lease: Lease, start: int, filled: list[Block]) -> list[Block]:
-        """What is found under the digests of ``filled``: these blocks, or those that they are copies of.
+    def _share(self, lease: Lease, start: int, filled: list[Block], found: list[Block]) -> list[Block]:
+        """As much of ``found``, which the digests of ``filled`` lead to, as is these blocks' content.
 
-        Ends where a digest is another content's: neither that block nor what follows it can be found, ever.
+        Where it is another block, these are copies.  Ends where a digest is another content's: neither that
+        block nor what follows it can be found, ever.
         """
-        request, found = lease.request, list[Block]()
-        for index, block in enumerate(filled, start):
-            digest = request.digests[index]
-            first = self._first.setdefault(digest, block)
-            if first is not block:
-                if not self._is_of(request, index, first):
-                    self._count_collision(request)
-                    break
-                self._copies.setdefault(digest, []).append(block)
-            found.append(first)
+        request = lease.request
+        for place, (block, first) in enumerate(zip(filled, found, strict=True)):
+            if first is block:
+                continue
+            digest = request.digests[start + place]
+            if not self._is_of(request, start + place, first):
+                self._count_collision(request)
+                self._unlist(request.digests[start + place + 1 :], filled[place + 1 :])
+                return found[:place]
+            self._copies.setdefault(digest, []).append(block)
         return found
+
+    def _unlist(self, digests: list[bytes], blocks: list[Block]) -> None:
+        for digest, block in zip(digests, blocks):  # noqa: B905  # there may be more digests
+            if self._first[digest] is block:
+                del self._first[digest]
 
     def fork(self, lease: Lease, request: CacheRequest) -> Lease:
         for block_id in lease.block_ids:

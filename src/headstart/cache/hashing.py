@@ -20,13 +20,13 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NewType
+from typing import NewType, Protocol
 
 import xxhash
 
 from headstart.cache import cbor, pickles
 from headstart.cache.keys import CacheRequest, ExtraKeys
-from headstart.cache.tokens import TOKEN_BYTES, ints_of
+from headstart.cache.tokens import TOKEN_BYTES
 from headstart.config import is_cryptographic
 from headstart.errors import ConfigError
 
@@ -43,20 +43,24 @@ _AT_ONCE = 512
 class Algorithm:
     """A hash, the length of its digests in bytes, and the serial form that it is taken of."""
 
-    digest: Callable[[bytes], bytes]
+    hash: Callable[[bytes], Hash]
     size: int
     is_cbor: bool
 
 
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
+class Hash(Protocol):
+    """What hashlib and xxhash make of some bytes."""
+
+    def digest(self) -> bytes:
+        """The hash of them."""
+        ...
 
 
 ALGORITHMS = {
-    "sha256": Algorithm(_sha256, 32, is_cbor=False),
-    "sha256_cbor": Algorithm(_sha256, 32, is_cbor=True),
-    "xxhash": Algorithm(xxhash.xxh3_128_digest, 16, is_cbor=False),
-    "xxhash_cbor": Algorithm(xxhash.xxh3_128_digest, 16, is_cbor=True),
+    "sha256": Algorithm(hashlib.sha256, 32, is_cbor=False),
+    "sha256_cbor": Algorithm(hashlib.sha256, 32, is_cbor=True),
+    "xxhash": Algorithm(xxhash.xxh3_128, 16, is_cbor=False),
+    "xxhash_cbor": Algorithm(xxhash.xxh3_128, 16, is_cbor=True),
 }
 
 
@@ -75,8 +79,9 @@ class BlockHasher:
             seed = os.environ.get("PYTHONHASHSEED") or _default_seed(algorithm)
         self._block_size = block_size
         self._is_cbor = chosen.is_cbor
-        self._digest = chosen.digest
-        self._root = self._digest(cbor.text(seed) if chosen.is_cbor else pickle.dumps(seed, protocol=5))
+        self._hash = chosen.hash
+        root = cbor.text(seed) if chosen.is_cbor else pickle.dumps(seed, protocol=5)
+        self._root = self._hash(root).digest()
         self._before_parent = cbor.head(4, 3) + cbor.head(2, chosen.size)
         self._heads = pickles.Heads(chosen.size)
 
@@ -88,9 +93,9 @@ class BlockHasher:
         block = tuple(tokens)
         before = self._root if parent is None else parent
         if not self._is_cbor:
-            return BlockDigest(self._digest(_pickled(before, block, extra)))
+            return BlockDigest(self._hash(_pickled(before, block, extra)).digest())
         array = cbor.head(4, len(block)) + b"".join(map(cbor.integer, block))
-        return BlockDigest(self._digest(self._before_parent + before + array + cbor.keys(extra)))
+        return BlockDigest(self._hash(self._before_parent + before + array + cbor.keys(extra)).digest())
 
     def extend(self, request: CacheRequest, num_blocks: int) -> list[bytes]:
         """The request's digests, computed as far as ``num_blocks`` and kept on it for the next time."""
@@ -104,7 +109,8 @@ class BlockHasher:
 
     def _extend_cbor(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
         """Add the digests of the blocks in ``run``, which follow those that are there."""
-        digest, before_parent, size = self._digest, self._before_parent, self._block_size
+        hashed, join = self._hash, b"".join  # bound once: this loop runs for every block that is computed
+        before_parent, size = self._before_parent, self._block_size
         parent = digests[-1] if digests else self._root
         array, keys, encoded = cbor.head(4, size), None, cbor.NULL
         blocks = cbor.blocks_of(run, size)
@@ -112,24 +118,25 @@ class BlockHasher:
         for block, its_keys in zip(blocks, extra, strict=True):
             if its_keys is not keys:  # many blocks have the same
                 keys, encoded = its_keys, cbor.keys(its_keys)
-            parent = digest(b"".join((before_parent, parent, array, block, encoded)))
+            parent = hashed(join((before_parent, parent, array, block, encoded))).digest()
             digests.append(parent)
 
     def _extend_pickle(self, digests: list[bytes], run: bytes, request: CacheRequest) -> None:
         """As `_extend_cbor`, for the pickle forms."""
-        digest, size, heads = self._digest, self._block_size, self._heads
+        hashed, join, heads = self._hash, b"".join, self._heads
+        before_tokens, behind = pickles.BEFORE_TOKENS, pickles.BEHIND
         parent = digests[-1] if digests else self._root
-        num_bytes = size * TOKEN_BYTES
-        extra = request.all_extra_keys(len(digests), len(digests) + len(run) // num_bytes, size)
+        size, first = self._block_size, len(digests)
+        extra = request.all_extra_keys(first, first + len(run) // (size * TOKEN_BYTES), size)
         at_once = pickles.LEAST_BLOCK <= size <= pickles.MOST_BLOCK
         blocks: Iterable[bytes] = pickles.blocks_of(run, size) if at_once else repeat(b"")
-        for index, (block, keys) in enumerate(zip(blocks, extra, strict=False)):
+        for block, keys in zip(blocks, extra, strict=False):
             if at_once and keys is None:
-                head = heads[len(block)]
-                parent = digest(b"".join((head, parent, pickles.BEFORE_TOKENS, block, pickles.BEHIND)))
+                parent = hashed(join((heads[len(block)], parent, before_tokens, block, behind))).digest()
             else:
-                tokens = tuple(ints_of(run[index * num_bytes : (index + 1) * num_bytes]))
-                parent = digest(_pickled(parent, tokens, _each_once(keys)))
+                at = len(digests)
+                tokens = tuple(request.token_ids(at * size, (at + 1) * size))
+                parent = hashed(_pickled(parent, tokens, _each_once(keys))).digest()
             digests.append(parent)
 
 

@@ -208,6 +208,8 @@ class CacheRequest:
         """The `extra_keys` of the blocks ``start`` to ``stop`` (exclusive)."""
         if not self.is_plain:
             return [self.extra_keys(index, block_size) for index in range(start, stop)]
+        if self.namespace.adapter is None and self.namespace.salt is None:
+            return [None] * (stop - start)
         first = [self.extra_keys(0, block_size)] if start == 0 < stop else []
         return [*first, *repeat(self.extra_keys(1, block_size), stop - start - len(first))]
 

@@ -257,7 +257,8 @@ class KVCacheManager:
         held = len(lease.block_ids)
         self._index.take(lease, missing)
         rests_on = self._index.publish(lease, num_tokens // self.config.block_size)
-        self._step[lease.request.request_id].shared_with |= rests_on
+        if rests_on:
+            self._step[lease.request.request_id].shared_with |= rests_on
         holding.num_computed = num_tokens
         self._version += 1
         return lease.block_ids[held:]
@@ -271,8 +272,10 @@ class KVCacheManager:
         """Add an admission to the statistics (``sign`` 1), or take it back (-1)."""
         if counted is not None:
             first = 3 if request.num_admissions > 0 else 0
-            for at, count in enumerate((1, *counted), first):
-                self._counts[at] += sign * count
+            counts, (queries, hits) = self._counts, counted
+            counts[first] += sign
+            counts[first + 1] += sign * queries
+            counts[first + 2] += sign * hits
 
     # -- forks -----------------------------------------------------------------------------------
 

@@ -37,9 +37,12 @@ def blocks_of(run: bytes, block_size: int) -> list[bytes]:
     """The tokens of each block of ``run``, which has whole blocks only, one after the other."""
     byte0, byte1, byte2, byte3 = (run[at::TOKEN_BYTES] for at in range(TOKEN_BYTES))
     has_4 = either(byte2, byte3).translate(IS_NOT_0)  # also what is negative
-    has_2 = either(byte1.translate(IS_NOT_0), has_4)
-    forms = total((has_4, has_2), len(byte0))
+    forms = has_2 = byte1.translate(IS_NOT_0)
+    wide = 1 in has_4
+    if wide:
+        has_2 = either(has_2, has_4)
+        forms = total((has_4, has_2), len(byte0))
     columns = [(forms.translate(_HEAD_OF_FORM), None), (byte0, None), (byte1, has_2)]
-    if 1 in has_4:
+    if wide:
         columns += [(byte2, has_4), (byte3, has_4)]
     return cut(joined(columns), forms.translate(_LENGTH_OF_FORM), block_size, _LONGEST)

@@ -170,6 +170,8 @@ class EngineCore:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             miss_tokens=manager.miss_tokens,
+            num_evicted_blocks=manager.num_evicted_blocks,
+            num_collisions=manager.num_collisions,
             kv_event_batches_dropped=0 if self._publisher is None else self._publisher.num_dropped,
             hit_rate_estimates=manager.hit_rate_estimates,
         )

@@ -89,6 +89,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     miss_tokens: dict[MissReason, int] = {}
+    num_evicted_blocks: int = 0
+    num_collisions: int = 0
     kv_event_batches_dropped: int = 0
     hit_rate_estimates: dict[str, float] = {}
 
@@ -108,7 +110,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 _COUNTERS = (
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens"),
-    "kv_event_batches_dropped",
+    *("num_evicted_blocks", "num_collisions", "kv_event_batches_dropped"),
 )
 
 

@@ -52,6 +52,16 @@ COUNTERS = (
     ("vllm:prompt_tokens", "Prompt tokens of admitted requests, cached ones included.", "prompt_tokens"),
     ("vllm:generation_tokens", "Tokens generated.", "generation_tokens"),
     (
+        "headstart:evicted_blocks",
+        "Cached blocks that were given up for their slots.",
+        "num_evicted_blocks",
+    ),
+    (
+        "headstart:prefix_cache_collisions",
+        "Requests that met other content under a digest of theirs, which was no hit.",
+        "num_collisions",
+    ),
+    (
         "headstart:kv_event_batches_dropped",
         "Batches of KV events that found the publisher's queue full.",
         "kv_event_batches_dropped",
