@@ -1,0 +1,1 @@
+"""What recorded traffic would have hit: with another capacity, block size, index, policy or routing."""
