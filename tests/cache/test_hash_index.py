@@ -394,6 +394,22 @@ def test_what_collides_is_not_published_nor_what_follows(monkeypatch: pytest.Mon
     assert len(manager.free_block_ids()) == 12
 
 
+def test_what_follows_a_collision_may_collide_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weak(data: bytes) -> Hash:
+        """SHA-256, but for messages with a token 98 or 99: those collide with their like."""
+        for token in (b"\x18\x62", b"\x18\x63"):
+            if token in data:
+                return Hashed(token * 16)
+        return hashlib.sha256(data)
+
+    monkeypatch.setitem(ALGORITHMS, "sha256_cbor", Algorithm(weak, 32, is_cbor=True))
+    manager = hash_manager(12)
+    serve(manager, ask("first", [1, 2, 3, 4, 99, 0, 0, 0, 5]))
+    serve(manager, ask("second", [1, 2, 3, 4, 99, 1, 1, 1, 98, 0, 0, 0, 98, 1, 1, 1, 5]))
+    assert manager.num_collisions == 1
+    assert cached(manager, [1, 2, 3, 4, 99, 0, 0, 0, 5]) == 8
+
+
 def test_a_fork_of_what_collides_is_whole(sevens: CheckedManager) -> None:
     serve(sevens, ask("first", [9, 9, 9, 9, 9]))
     parent, child = ask("parent", range(10)), ask("child", [*range(10), 1])

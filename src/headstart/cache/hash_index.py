@@ -224,7 +224,7 @@ class HashIndex:
 
     def _unlist(self, digests: list[bytes], blocks: list[Block]) -> None:
         for digest, block in zip(digests, blocks):  # noqa: B905  # there may be more digests
-            if self._first[digest] is block:
+            if self._first.get(digest) is block:
                 del self._first[digest]
 
     def fork(self, lease: Lease, request: CacheRequest) -> Lease:
