@@ -58,7 +58,7 @@ def test_bfloat16_on_a_cpu_is_packed_and_float32_is_not() -> None:
     assert isinstance(linear(torch.randn(4, 4)), DenseLinear)
 
 
-@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+@packable
 def test_warming_up_meets_every_number_of_rows_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     monkeypatch.setattr(PackedLinear, "__call__", lambda _, x: rows.append(len(x)))
