@@ -32,13 +32,20 @@ class TraceFile:
     """An open file of recorded traffic, under the name that messages give it.
 
     gzip and zstd are known by their first bytes and unpacked, of several members or frames too.
-    ``progress`` is told how many bytes were read, as they lie on the disk.
+    ``progress`` is told how many bytes were read, as they lie on the disk, and counts on from those of
+    other files that were ``already_read``.
     """
 
-    def __init__(self, file: BinaryIO, name: str, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        name: str,
+        progress: Callable[[int], None] | None = None,
+        already_read: int = 0,
+    ) -> None:
         self.name = name
-        self.num_read = 0
-        """Bytes read so far."""
+        self.num_read = already_read
+        """Bytes read so far, of this file and those before it."""
         self._file = file
         self._progress = progress
 
