@@ -35,8 +35,11 @@ COLUMNS: Mapping[TraceFormat, Columns] = {
 
 
 def header_of(line: bytes) -> list[str]:
-    """The names of a CSV's columns, in lower case."""
-    [names] = csv.reader([line.decode("utf-8", "replace")])
+    """The names of a CSV's columns, in lower case; none if it is no line of one."""
+    try:
+        [names] = csv.reader([line.decode("utf-8", "replace")])
+    except csv.Error:
+        return []
     return [name.strip().lower() for name in names]
 
 
@@ -50,7 +53,7 @@ def read_csv(source: Source, columns: Columns) -> Iterator[Draft]:
         raise TraceError(f"{source.file} must begin with a header that has the columns {wanted}")
     for line, data in lines:
         try:
-            [values] = csv.reader([data.decode()])
+            [values] = csv.reader([data.decode()], strict=True)
             if len(values) != len(header):
                 raise ValueError(f"it has {len(values)} values for {len(header)} columns")
             yield _draft(line, dict(zip(header, values, strict=True)), columns)
@@ -59,10 +62,13 @@ def read_csv(source: Source, columns: Columns) -> Iterator[Draft]:
 
 
 def _draft(line: int, row: Mapping[str, str], columns: Columns) -> Draft:
+    num_prompt_tokens = _number(row, columns.prompt)
+    if not num_prompt_tokens:
+        raise ValueError("a prompt has at least one token")
     return Draft(
         line,
         b"",
-        _number(row, columns.prompt),
+        num_prompt_tokens,
         time=time_of(row[columns.time]),
         num_output_tokens=_number(row, columns.output),
         model=text_of(row.get(columns.model)) if columns.model else None,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headstart.errors import TraceError
 from headstart.lab.traces.draft import Draft, Part
 from headstart.lab.traces.faults import Faults
-from headstart.lab.traces.fields import told
+from headstart.lab.traces.fields import Count, told
 from headstart.lab.traces.source import Source
 
 _ID_BYTES = 8
@@ -25,7 +25,7 @@ class _Row(msgspec.Struct):
 
     hash_ids: list[int]
     input_length: int
-    output_length: int | None = None
+    output_length: Count | None = None
     timestamp: float | None = None
     session_id: str | int | None = None
     chat_id: int | str | None = None

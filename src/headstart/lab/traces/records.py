@@ -18,7 +18,8 @@ _LONGEST_LINE = 1 << 26  # as in a decision log: more than any prompt has tokens
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n\x00"  # NULs are what a crash leaves at a file's end
 _GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_MAGIC = (b"\x28\xb5\x2f\xfd", *(bytes([nibble]) + b"\x2a\x4d\x18" for nibble in range(0x50, 0x60)))
+"""Of a frame, and of those that say nothing, which tools for many cores begin with."""
 
 
 class Record(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Annotated
 import msgspec
 
 from headstart.cache.tokens import run_of
+from headstart.errors import RequestError
 from headstart.lab.traces.draft import Draft
-from headstart.lab.traces.fields import text_of, told
+from headstart.lab.traces.fields import Count, salt_of, text_of, told
 from headstart.lab.traces.source import Source
 from headstart.lab.traces.times import time_of
 
@@ -23,7 +24,7 @@ class _Row(msgspec.Struct):
     prompt_token_ids: _TokenIds | None = None
     tokens: _TokenIds | None = None
     output_token_ids: _TokenIds | None = None
-    num_output_tokens: int | None = None
+    num_output_tokens: Count | None = None
     timestamp: float | str | None = None
     cache_salt: str | None = None
     model: str | None = None
@@ -41,7 +42,7 @@ def read_tokens(source: Source) -> Iterator[Draft]:
             yield _draft(line, row)
         except (msgspec.DecodeError, RecursionError) as error:
             source.skip(line, told(error))
-        except ValueError as error:
+        except (ValueError, RequestError) as error:
             source.skip(line, str(error))
 
 
@@ -60,7 +61,7 @@ def _draft(line: int, row: _Row) -> Draft:
         time=time_of(row.timestamp),
         num_output_tokens=row.num_output_tokens if output is None else len(output),
         output=None if output is None else bytes(run_of(output)),
-        salt=row.cache_salt,
+        salt=salt_of(row.cache_salt),
         model=row.model,
         session=text_of(row.session if row.session is not None else row.session_id),
     )
