@@ -93,7 +93,7 @@ def check(trace: Trace) -> None:
     assert all(bad.why and bad.line > 0 for bad in trace.skipped)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_nonsense_is_read_or_refused_in_words(tmp_path: Path, tiny_reader: PromptReader, seed: int) -> None:
     chance = Random(seed)
     readers = [tiny_reader, PromptReader(tiny_reader.tokenizer)]

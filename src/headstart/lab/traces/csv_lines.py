@@ -13,7 +13,7 @@ from headstart.lab.traces.source import Source
 from headstart.lab.traces.times import time_of
 from headstart.lab.traces.trace import TraceFormat
 
-_MOST_DIGITS = 10
+_MOST_DIGITS = 10  # of a number of tokens; more take their time to become a number
 
 
 class Columns(NamedTuple):
