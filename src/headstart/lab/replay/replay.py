@@ -50,9 +50,12 @@ def _serve(
     manager.begin_step(recorded.arrival_s if recorded.arrival_s is not None else float(number))
     hit = manager.get_computed_blocks(request)
     fits = manager.allocate_slots(request, request.num_tokens - hit.num_tokens, hit) is not None
+    if not fits and hit.copy is not None:  # keeping its source costs room
+        hit = hit.without_copy()
+        fits = manager.allocate_slots(request, request.num_tokens - hit.num_tokens, hit) is not None
     num_hit = hit.num_tokens * trace.tokens_per_symbol if fits else 0
     num_tokens = recorded.num_prompt_tokens
-    misses = {}
+    misses = {} if fits or trace.tokens_per_symbol > 1 else {MissReason.SKIPPED: num_tokens}
     if fits:
         manager.commit_step()
         if trace.tokens_per_symbol == 1:
@@ -61,12 +64,12 @@ def _serve(
     else:
         manager.rollback_step()
     if not misses:
-        misses = _misses_of_ids(request, num_tokens, num_hit, trace.tokens_per_symbol, seen)
+        misses = misses_of_ids(request, num_tokens, num_hit, trace.tokens_per_symbol, seen)
     reachable = (request.num_tokens - 1) * trace.tokens_per_symbol
     return Served(number, num_tokens, num_hit, reachable, misses), fits
 
 
-def _misses_of_ids(
+def misses_of_ids(
     request: CacheRequest, num_tokens: int, num_hit: int, size: int, seen: set[int]
 ) -> dict[MissReason, int]:
     """Where an id stands for all that comes before it, a missing one was either evicted or never there.
