@@ -174,7 +174,7 @@ def test_the_warm_up_is_served_and_does_not_count() -> None:
 
 
 def test_no_made_up_answer_is_like_another() -> None:
-    """A prompt of 2 blocks and answers of 4: alike they would fit 11 blocks with a copy of block and answer."""
+    """A prompt of 2 blocks and answers of 4: alike they would fit 11 with a second answer."""
     outcome = replay_scheduled(
         trace(*(request(text(1, 8), 100.0 * number, 17) for number in range(3))),
         Setting(block_size=4, capacity_blocks=11, max_num_seqs=3),

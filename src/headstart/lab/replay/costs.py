@@ -70,8 +70,8 @@ class CostModel:
         sentences = [f"Time is simulated: a step takes {_shown(self.step)}, and {', '.join(parts)} ({self})."]
         if self == CostModel():
             sentences.append(
-                "These constants are those of the embedded model on two cores of a server's CPU: give your own "
-                "machine's to see it."
+                "These constants are those of the embedded model on two cores of a server's CPU: "
+                "give those of your own machine to see it."
             )
         return sentences
 
@@ -88,7 +88,7 @@ class CostModel:
         return self.decode_seconds(row.start) if row.is_decoding else self.prefill_seconds(row.start, stop)
 
     def prefill_seconds(self, start: int, stop: int) -> float:
-        """What computing a prompt's tokens ``start`` to ``stop`` (exclusive) adds to a step, or to several."""
+        """What computing a prompt's tokens ``start`` to ``stop`` (exclusive) adds to the time."""
         pairs = (stop - start) * (start + stop - 1) / 2
         return (stop - start) * self.prefill_token + pairs * self.attended_token
 

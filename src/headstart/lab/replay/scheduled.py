@@ -1,7 +1,7 @@
 """Recorded prompts through the engine's own scheduler, in simulated time: requests that overlap.
 
-Running requests hold their blocks, so a pool that is large enough for one after the other may be too small for
-many at once: hits are lost to contention.
+Running requests hold their blocks, so a pool that is large enough for one after the other may be too small
+for many at once: hits are lost to contention.
 """
 
 from __future__ import annotations
