@@ -190,7 +190,7 @@ def test_the_scheduled_replay_of_a_log_hits_what_the_engine_hit(tmp_path: Path, 
     served = Served(tmp_path, CacheConfig(30, 4, index=index), seqs=4)  # type: ignore[arg-type]
     systems = [[10_000 * one + place for place in range(30)] for one in range(1, 7)]
     for number in range(150):
-        prompt = rng.choice(systems)[: rng.randint(8, 30)] + [number, number + 1]
+        prompt = [*rng.choice(systems)[: rng.randint(8, 30)], number, number + 1]
         served.add(str(number), prompt, rng.randint(1, 12))
         for _ in range(rng.randrange(6)):
             if served.scheduler.has_work:
