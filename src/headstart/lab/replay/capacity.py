@@ -1,4 +1,4 @@
-"""Capacities as people give them (blocks, tokens, bytes, a share of the trace), and what they are in blocks."""
+"""Capacities as people give them, in blocks, tokens, bytes or per cent, and what they are in blocks."""
 
 from __future__ import annotations
 

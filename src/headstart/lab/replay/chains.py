@@ -25,7 +25,7 @@ class Chains:
 
     @classmethod
     def of(cls, trace: Trace, block_symbols: int) -> Chains:
-        """Those of blocks of ``block_symbols`` symbols.  Time is linear in the trace, memory in its numbers."""
+        """Those of blocks of ``block_symbols`` symbols.  Memory is linear in the numbers."""
         known: dict[tuple[object, bytes], int] = {}
         width = block_symbols * TOKEN_BYTES
         requests = []

@@ -32,8 +32,8 @@ class Estimate:
     def __str__(self) -> str:
         minutes = max(1, round(self.seconds / 60))
         return (
-            f"about {minutes:,} minute{'s' * (minutes != 1)} and {self.num_bytes / 2**20:,.0f} MiB of memory, as "
-            "a slice of the trace tells"
+            f"about {minutes:,} minute{'s' * (minutes != 1)} and {self.num_bytes / 2**20:,.0f} MiB of memory, "
+            "as a slice of the trace tells"
         )
 
 

@@ -101,7 +101,7 @@ class _Cache:
                 self.num_evicted += 1
 
     def _keep(self, chain: array[int], next_uses: array[int]) -> None:
-        """Put the request's blocks in, with their next uses; the deeper of two in a chain is numbered higher."""
+        """Put the request's blocks in by their next use; the deeper of two in a chain is numbered higher."""
         for block, next_use in zip(chain, next_uses, strict=False):
             entry = next_use * self._num_unique + block
             self._kept[block] = entry

@@ -52,15 +52,12 @@ class _Cache:
         self._block_symbols = symbols_of(setting.block_size, trace)
         self._whole_blocks = setting.prefix_index == "hash"
         self._block_misses: BlockMisses | None = None
-        num_blocks = setting.capacity_blocks
         if trace.tokens_per_symbol > 1:
             chains = chains or Chains.of(trace, self._block_symbols)
             self._block_misses = BlockMisses(trace, chains, whole_blocks=self._whole_blocks)
         self._manager = KVCacheManager(
             CacheConfig(
-                num_blocks=unbounded(trace, self._block_symbols, chains)
-                if num_blocks is None
-                else num_blocks,
+                num_blocks=_num_blocks(trace, setting, self._block_symbols, chains),
                 block_size=self._block_symbols,
                 index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
                 policy=setting.policy,  # type: ignore[arg-type]
@@ -87,7 +84,7 @@ class _Cache:
         return num_hit, misses
 
     def num_reachable(self, request: TraceRequest) -> int:
-        """The most tokens that could be a hit: those before the last symbol, or the whole blocks before it."""
+        """The most tokens that could be a hit: what is before the last symbol, or its whole blocks."""
         symbols = max(0, request.num_symbols - 1)
         if self._whole_blocks:
             symbols -= symbols % self._block_symbols
@@ -95,6 +92,7 @@ class _Cache:
 
     @property
     def num_evicted_blocks(self) -> int:
+        """So far."""
         return self._manager.num_evicted_blocks
 
 
@@ -116,6 +114,15 @@ def _answer(manager: KVCacheManager, request: CacheRequest, output: bytes) -> No
         request.tokens += output
         if manager.allocate_slots(request, num_new) is not None:
             manager.commit_step()
+
+
+def _num_blocks(trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> int:
+    """The capacity, or what is never filled if that is less: more blocks would take memory for nothing."""
+    capacity = setting.capacity_blocks
+    if capacity is not None and capacity <= sum(each.num_symbols for each in trace.requests) // block_symbols:
+        return capacity
+    enough = unbounded(trace, block_symbols, chains)
+    return enough if capacity is None else min(capacity, enough)
 
 
 def unbounded(trace: Trace, block_symbols: int, chains: Chains | None = None) -> int:

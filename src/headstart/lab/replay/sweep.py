@@ -9,6 +9,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+from signal import SIG_IGN, SIGINT, signal
+
 from headstart.errors import HeadstartError, LabError
 from headstart.lab.replay.chains import Chains, symbols_of
 from headstart.lab.replay.outcome import OPTIMAL, Outcome, Setting
@@ -68,8 +70,10 @@ def _side_by_side(
     jobs: int,
     progress: Callable[[int], None] | None,
 ) -> list[Outcome]:
-    # What a worker does not need it is not sent: bodies are the greater part of a raw log.
-    sent = replace(trace, requests=[replace(each, body=None) for each in trace.requests], skipped=[])
+    sent = trace
+    if all(point.replicas == 1 for point in points):
+        # Bodies are the greater part of a raw log, and only a router reads them.
+        sent = replace(trace, requests=[replace(each, body=None) for each in trace.requests])
     outcomes: dict[int, Outcome] = {}
     done = [0] * len(points)
     waiting = list(enumerate(points))[::-1]
@@ -143,6 +147,7 @@ class _Worker:
 
 def _work(connection: Connection, trace: Trace, warmup: int) -> None:
     """What runs in a worker, until its connection closes."""
+    signal(SIGINT, SIG_IGN)  # who interrupts the sweep interrupts the process that started this one
     runner = _Runner(trace, warmup)
     while True:
         try:
