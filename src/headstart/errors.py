@@ -113,6 +113,8 @@ class LogError(HeadstartError):
 
 class TraceError(LogError):
     """Recorded traffic that cannot be read: no such file, no known format, or a malformed line."""
+
+
 class LabError(HeadstartError):
     """A replay that could not be finished."""
 

@@ -1,12 +1,9 @@
-"""``headstart replay``: what recorded traffic would hit with another capacity, policy, block size or index."""
+"""``headstart replay``: what recorded traffic would hit, with another cache too."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headstart.cli.pull import fetch_progress
-from headstart.errors import ConfigError, HeadstartError
-from headstart.lab.replay.bounds import bounds_of
+from headstart.config import ModelConfig
+from headstart.errors import HeadstartError
 from headstart.lab.replay.capacity import Capacity
-from headstart.lab.replay.estimate import estimate
-from headstart.lab.replay.outcome import Outcome, ReplayReport, Setting
+from headstart.lab.replay.outcome import OPTIMAL
 from headstart.lab.replay.points import INDEXES, POLICIES, Axes, names
-from headstart.lab.replay.report import fields, report_on
-from headstart.lab.replay.sweep import sweep
+from headstart.lab.replay.report import fields
+from headstart.lab.replay.run import block_sizes, run, warmup_requests
 from headstart.lab.replay.tables import print_report
 from headstart.lab.traces.read import read_traces
 from headstart.lab.traces.texts import PromptReader
@@ -31,23 +27,28 @@ from headstart.model.source import resolve
 from headstart.model.spec import read_spec
 
 _TRACE, _CACHE, _LOAD, _OUTPUT = "Trace", "Cache", "Load", "Output"
-_KV_BYTES = 2  # of an element: bfloat16 or float16, what engines keep
+_BYTES_PER_ELEMENT = 2
+"""Of K and V: bfloat16 or float16, which engines keep."""
 
 
 def replay(
     traces: Annotated[
         list[str],
-        typer.Argument(metavar="TRACE…", help="Files of recorded traffic, gzip and zstd too; - is standard input."),
+        typer.Argument(
+            metavar="TRACE…", help="Files of recorded traffic, gzip and zstd too; - is standard input."
+        ),
     ],
     format_: Annotated[
         TraceFormat | None,
-        typer.Option("--format", help="What the files are.", show_default="told by their lines", rich_help_panel=_TRACE),
+        typer.Option(
+            "--format", help="What the files are.", show_default="told by their lines", rich_help_panel=_TRACE
+        ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Whose tokenizer and chat template text is read with, and whose KV size gives bytes a meaning: a "
-            "built-in name, directory, GGUF file or hub id.",
+            help="Whose tokenizer reads text, and whose KV size tells what bytes hold: a built-in name, a "
+            "directory, a GGUF file or a hub id.",
             show_default="smollm2-135m, for text",
             rich_help_panel=_TRACE,
         ),
@@ -55,20 +56,23 @@ def replay(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Stop at the first line that cannot be read, instead of counting it.", rich_help_panel=_TRACE
+            "--strict",
+            help="Stop at the first line that cannot be read, instead of counting it.",
+            rich_help_panel=_TRACE,
         ),
     ] = False,
     warmup: Annotated[
         str,
         typer.Option(
-            help="Requests that fill the cache and do not count: a number, or a share (50%).", rich_help_panel=_TRACE
+            help="Requests that fill the cache and do not count: a number, or a share (50%).",
+            rich_help_panel=_TRACE,
         ),
     ] = "0",
     capacity: Annotated[
         str,
         typer.Option(
-            help="Capacities with commas between them: blocks (4096), tokens (2Mt), bytes (8GiB), a share of the "
-            "trace's unique blocks (10%), unbounded.",
+            help="Several with commas: blocks (4096), tokens (2Mt), bytes (8GiB), a share of the trace's "
+            "unique blocks (10%), unbounded.",
             rich_help_panel=_CACHE,
         ),
     ] = "1%,2%,5%,10%,20%,50%",
@@ -84,13 +88,13 @@ def replay(
         str, typer.Option(help=f"{', '.join(INDEXES)}, several with commas, or all.", rich_help_panel=_CACHE)
     ] = "radix",
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             help=f"Eviction policies: {', '.join(POLICIES)}, several with commas, or all.",
             show_default="lru,optimal",
             rich_help_panel=_CACHE,
         ),
-    ] = "lru,optimal",
+    ] = None,
     kv_bytes_per_token: Annotated[
         int | None,
         typer.Option(
@@ -115,19 +119,18 @@ def replay(
     routing: Annotated[
         str,
         typer.Option(
-            help="How they share the requests: random, round-robin, consistent-hash or prefix.", rich_help_panel=_LOAD
+            help="How they share the requests: random, round-robin, consistent-hash or prefix.",
+            rich_help_panel=_LOAD,
         ),
     ] = "prefix",
     jobs: Annotated[
-        int, typer.Option(help="Replay so many settings at a time, in processes.", min=1, rich_help_panel=_LOAD)
+        int,
+        typer.Option(help="Replay so many settings at a time, in processes.", min=1, rich_help_panel=_LOAD),
     ] = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON, and nothing else.", rich_help_panel=_OUTPUT)
+        bool,
+        typer.Option("--json", help="Print everything as JSON, and nothing else.", rich_help_panel=_OUTPUT),
     ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Also write a report for a browser: one file.", dir_okay=False, rich_help_panel=_OUTPUT),
-    ] = None,
 ) -> None:
     """Replay recorded traffic through the cache core: what would it hit?
 
@@ -146,21 +149,28 @@ def replay(
 
         headstart replay trace.jsonl --capacity 5%,10% --json > replay.json
     """
-    asked = _Asked(traces, format_, model, strict, kv_bytes_per_token)
     console = Console(stderr=True)
     try:
         axes = Axes(
-            policies=names(policy, _possible(max_num_seqs, replicas)),
+            policies=names(policy or _policies(max_num_seqs, replicas), _possible(max_num_seqs, replicas)),
             indexes=names(prefix_index, INDEXES),
             capacities=Capacity.parse_list(capacity),
             max_num_seqs=max_num_seqs,
             replicas=replicas,
             routing=routing,
         )
-        trace = asked.read(console)
-        report = _replay(trace, axes, asked, _sizes(block_size, trace), _count(warmup, trace), jobs, console)
-        if html is not None:
-            _write_html(report, trace, html)
+        trace = _read(traces, format_, model, console, strict=strict)
+        with _progress("replaying", console) as bar:
+            report = run(
+                trace,
+                axes,
+                block_sizes(block_size, trace),
+                warmup=warmup_requests(warmup, trace),
+                kv_bytes_per_token=kv_bytes_per_token or _kv_bytes(model),
+                jobs=jobs,
+                on_estimate=lambda expected: console.print(f"This will take {expected}."),
+                replayed=lambda points: _told(bar, len(points) * len(trace.requests)),
+            )
     except HeadstartError as error:
         typer.echo(f"headstart replay: {error}", err=True)
         raise typer.Exit(1) from error
@@ -168,3 +178,43 @@ def replay(
         typer.echo(json.dumps(fields(report), indent=2))
     else:
         print_report(report, Console(highlight=False))
+
+
+def _possible(max_num_seqs: int | None, replicas: int) -> list[str]:
+    """All policies; the optimum is defined for one cache and one request after the other."""
+    alone = max_num_seqs is None and replicas == 1
+    return [policy for policy in POLICIES if alone or policy != OPTIMAL]
+
+
+def _policies(max_num_seqs: int | None, replicas: int) -> str:
+    return ",".join(policy for policy in ("lru", OPTIMAL) if policy in _possible(max_num_seqs, replicas))
+
+
+def _read(
+    traces: list[str], format_: TraceFormat | None, model: str | None, console: Console, *, strict: bool
+) -> Trace:
+    def reader() -> PromptReader:
+        with fetch_progress() as progress:
+            return PromptReader.from_model(model or ModelConfig().model, progress)
+
+    with _progress("reading", console) as bar:
+        sizes = [Path(path).stat().st_size for path in traces if Path(path).is_file()]
+        told = _told(bar, sum(sizes) if len(sizes) == len(traces) else None)
+        return read_traces(traces, format=format_, reader=reader, strict=strict, progress=told)
+
+
+def _kv_bytes(model: str | None) -> int | None:
+    if model is None:
+        return None
+    with fetch_progress() as progress:
+        return read_spec(resolve(model, progress=progress)).kv_bytes_per_token(_BYTES_PER_ELEMENT)
+
+
+def _progress(description: str, console: Console) -> Progress:
+    columns = (TextColumn(description), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _told(bar: Progress, total: int | None) -> Callable[[int], None]:
+    task = bar.add_task("", total=total)
+    return lambda done: bar.update(task, completed=done)

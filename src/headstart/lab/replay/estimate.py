@@ -30,11 +30,8 @@ class Estimate:
         return self.seconds > _LONG_S
 
     def __str__(self) -> str:
-        minutes = max(1, round(self.seconds / 60))
-        return (
-            f"about {minutes:,} minute{'s' * (minutes != 1)} and {self.num_bytes / 2**20:,.0f} MiB of memory, "
-            "as a slice of the trace tells"
-        )
+        minutes, mebibytes = max(1, round(self.seconds / 60)), max(1, self.num_bytes >> 20)
+        return f"about {minutes:,} min and {mebibytes:,} MiB of memory, going by a slice of the trace"
 
 
 def estimate(trace: Trace, points: Sequence[Setting], jobs: int) -> Estimate | None:

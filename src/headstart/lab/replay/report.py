@@ -9,6 +9,27 @@ from typing import Any
 from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, Rates, ReplayReport
 from headstart.lab.traces.trace import Trace
 
+_RATES = (
+    "Token rate: hit tokens of all prompt tokens, as vLLM counts.",
+    (
+        "Full hits: the share of requests of which all was cached but what must be computed: the last token, "
+        "or with whole blocks what is behind the last block boundary before it. They predict first-token "
+        "times."
+    ),
+    "Any hit: the share of requests with any hit at all, which flatters.",
+    "Block rate: hit blocks of all whole blocks of the prompts; partly filled last blocks are left out.",
+    "A prompt's last token never counts as a hit: it must be computed for its logits.",
+)
+_BOUNDS = (
+    (
+        "N: the whole blocks of all prompts, warm-up included. U: those that differ, each taken with all that "
+        "precedes it in its namespace. (N - U)/N: the block rate over the whole trace that no cache can "
+        "beat, since each block must be computed once. U/C: unique blocks over capacity; below 1 hardly "
+        "anything need be evicted."
+    ),
+    "Unbounded: a cache that never evicts, in whole blocks, over the requests that count.",
+)
+
 
 def report_on(
     trace: Trace, outcomes: Sequence[Outcome], bounds: dict[int, Bounds], *, warmup: int
@@ -32,43 +53,36 @@ def definitions(trace: Trace, outcomes: Sequence[Outcome], warmup: int) -> list[
     """What the rates mean, and what is left out, as sentences."""
     counted = len(trace.requests) - warmup
     if warmup:
-        start = f"The first {warmup:,} requests fill the cache and are not counted: the rates are of the last "
+        start = (
+            f"The first {warmup:,} requests fill the cache and are not counted: the rates are of the last "
+        )
         start += f"{counted:,}, on a warm cache."
     else:
         start = f"All {counted:,} requests count, from an empty cache on: the cold start is in."
-    sentences = [
-        "Token rate: hit tokens of all prompt tokens, as vLLM counts.",
-        "Full hits: the share of requests of which all was cached but what must be computed (the last token; "
-        "in whole blocks, what is behind the last block boundary before it). It is what predicts the time to "
-        "the first token.",
-        "Any hit: the share of requests with any hit at all, which flatters.",
-        "Block rate: hit blocks of all whole blocks of the prompts; partly filled last blocks are left out.",
-        "A prompt's last token never counts as a hit: it must be computed for its logits.",
-        start,
-        "N: the whole blocks of all prompts, warm-up included. U: those that differ, each with all that precedes "
-        "it in its namespace. (N - U)/N: the block rate that no cache can beat over the whole trace, since each "
-        "block must be computed once. U/C: unique blocks over capacity; below 1 hardly anything need be evicted.",
-        "Unbounded: a cache that never evicts, in whole blocks, over the requests that count.",
-    ]
+    sentences = [*_RATES, start, *_BOUNDS]
     if any(one.setting.policy == OPTIMAL for one in outcomes):
         sentences.append(
-            "optimal: evicts what is used again last, knowing the future; no policy hits more whole blocks over "
-            "the whole trace, warm-up included. Of its misses, what fills no whole block counts as cold."
+            "optimal: evicts what is used again last, knowing the future; no policy hits more whole "
+            "blocks over the whole trace, warm-up included. Of its misses, what fills no whole block "
+            "counts as cold."
         )
     if all(one.setting.max_num_seqs is None for one in outcomes):
-        sentences.append("Each request is computed and done before the next one comes: none waits, none overlaps.")
+        sentences.append(
+            "Each request is computed and done before the next one comes: none waits, none overlaps."
+        )
     return sentences
 
 
 def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
     """What is particular to this trace and these settings, as sentences."""
-    found = []
+    found = list(trace.notes)
     size = trace.tokens_per_symbol
     if size > 1:
         found.append(
-            f"This is a block view: the trace has hash ids, each for a block of {size:,} tokens and all before it. "
-            f"Only multiples of {size:,} tokens can be replayed, and a prompt's last block counts as computed, "
-            "for its last token. It takes a block of the cache, though it may be partly filled."
+            f"This is a block view: the trace has hash ids, each for a block of {size:,} tokens and all "
+            f"before it. Only multiples of {size:,} tokens can be replayed, and a prompt's last block "
+            "counts as computed, for its last token. It takes a block of the cache, though it may be "
+            "partly filled."
         )
     elif any(request.output for request in trace.requests):
         found.append("Answers that the trace has are cached behind their prompts, as an engine does.")
@@ -77,12 +91,12 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
     radix = any(one.setting.prefix_index == "radix" for one in outcomes)
     if size == 1 and radix and any(one.setting.policy == OPTIMAL for one in outcomes):
         found.append(
-            "The radix index also hits parts of blocks, which the optimum of whole blocks does not count: its "
-            "token rate may be the higher one."
+            "The radix index also hits parts of blocks, which the optimum of whole blocks does not count: "
+            "its token rate may be the higher one."
         )
     refused = sorted({(one.setting.capacity_blocks or 0, one.refused) for one in outcomes if one.refused})
     found += [
-        f"{count:,} requests need more than {capacity:,} blocks and are refused: their tokens missed, as skipped."
+        f"{count:,} requests need more than {capacity:,} blocks and are refused: they miss, as skipped."
         for capacity, count in refused
     ]
     if trace.skipped:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-
 from signal import SIG_IGN, SIGINT, signal
 
 from headstart.errors import HeadstartError, LabError
