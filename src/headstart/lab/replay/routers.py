@@ -13,8 +13,8 @@ from headstart.cache import CacheRequest
 from headstart.cache.hashing import BlockHasher
 from headstart.cache.keys import SHARED
 from headstart.errors import ConfigError
+from headstart.lab.replay.chains import symbols_of
 from headstart.lab.replay.outcome import Setting
-from headstart.lab.replay.replay import symbols_of
 from headstart.lab.traces.trace import Trace, TraceRequest
 
 MEMORY_BLOCKS = 1 << 15
