@@ -201,7 +201,7 @@ def num_answer_tokens(recorded: TraceRequest) -> int:
 def _num_blocks(trace: Trace, setting: Setting, chains: Chains | None) -> int:
     """The capacity, or what is never filled if that is less: more blocks would take memory for nothing.
 
-    Nobody needs more than all requests have tokens for; nor more than the blocks that differ, those of made-up
+    That is what all requests have tokens for, or, if it is less, the blocks that differ, those of made-up
     answers, and copies of what is computed side by side.
     """
     size, capacity = setting.block_size, setting.capacity_blocks
