@@ -43,6 +43,10 @@ class Chains:
         """How many blocks of this request can be hits: those before the prompt's last symbol."""
         return max(0, request.num_symbols - 1) // self.block_symbols
 
+    def num_slots(self, num_symbols: int) -> int:
+        """How many blocks so many symbols take."""
+        return -(-num_symbols // self.block_symbols)
+
 
 def computed_output(request: TraceRequest) -> bytes:
     """The run of the answer's tokens whose K and V are computed: all but the last one."""

@@ -63,7 +63,7 @@ class _Cache:
         self._chains = chains
         self._trace = trace
         self._capacity = capacity
-        self._next = _next_uses(chains, trace)
+        self._next = _next_uses(chains, trace, capacity)
         self._never = len(trace.requests)
         self._kept: dict[int, int] = {}  # block → its entry in the heap
         self._heap: list[int] = []
@@ -72,14 +72,15 @@ class _Cache:
 
     def serve(self, number: int) -> int | None:
         """How many blocks of this request are kept; afterwards all of its whole ones are.  None: no room."""
-        request, chain, kept = self._trace.requests[number], self._chains.requests[number], self._kept
-        needed = self._slots(request.num_symbols + len(computed_output(request)) // TOKEN_BYTES)
+        chains, kept = self._chains, self._kept
+        request, chain = self._trace.requests[number], chains.requests[number]
+        needed = chains.num_slots(request.num_symbols + len(computed_output(request)) // TOKEN_BYTES)
         if self._capacity is not None and needed > self._capacity:  # without its answer, if that fits
-            needed = self._slots(request.num_symbols)
-            chain = chain[: request.num_symbols // self._chains.block_symbols]
+            needed = chains.num_slots(request.num_symbols)
+            chain = chain[: request.num_symbols // chains.block_symbols]
             if needed > self._capacity:
                 return None
-        reachable = self._chains.num_reachable(request)
+        reachable = chains.num_reachable(request)
         hits = next((at for at in range(reachable) if chain[at] not in kept), reachable)
         for block in chain[:hits]:  # pinned: what is not among the kept cannot be evicted
             del kept[block]
@@ -87,9 +88,6 @@ class _Cache:
             self._make_room(self._capacity - needed)
         self._keep(chain, self._next[number])
         return hits
-
-    def _slots(self, num_symbols: int) -> int:
-        return -(-num_symbols // self._chains.block_symbols)
 
     def _make_room(self, most: int) -> None:
         """Evict until at most so many are kept beside the pinned ones."""
@@ -111,15 +109,19 @@ class _Cache:
             heapify(self._heap)
 
 
-def _next_uses(chains: Chains, trace: Trace) -> list[array[int]]:
-    """For each block of each request, the next request that can hit it; the number of requests if none."""
+def _next_uses(chains: Chains, trace: Trace, capacity: int | None) -> list[array[int]]:
+    """For each block of each request, the next request that can hit it; the number of requests if none.
+
+    What never fits uses nothing.
+    """
     never = len(trace.requests)
     upcoming = array("q", [never]) * chains.num_unique
     found: list[array[int]] = []
     for number in range(never - 1, -1, -1):
-        chain = chains.requests[number]
+        chain, request = chains.requests[number], trace.requests[number]
         found.append(array("q", [upcoming[block] for block in chain]))
-        for block in chain[: chains.num_reachable(trace.requests[number])]:
-            upcoming[block] = number
+        if capacity is None or chains.num_slots(request.num_symbols) <= capacity:
+            for block in chain[: chains.num_reachable(request)]:
+                upcoming[block] = number
     found.reverse()
     return found

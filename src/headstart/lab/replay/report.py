@@ -22,8 +22,8 @@ _RATES = (
 )
 _BOUNDS = (
     (
-        "N: the whole blocks of all prompts, warm-up included. U: those that differ, each taken with all that "
-        "precedes it in its namespace. (N - U)/N: the block rate over the whole trace that no cache can "
+        "N: the whole blocks of all prompts, warm-up included. U: those that differ, each taken with all "
+        "that precedes it in its namespace. (N - U)/N: the block rate over the whole trace that no cache can "
         "beat, since each block must be computed once. U/C: unique blocks over capacity; below 1 hardly "
         "anything need be evicted."
     ),

@@ -40,19 +40,15 @@ def _rates_table(report: ReplayReport) -> Table:
     headers = ("capacity", "of U", "U/C", "tokens", "full", "any", "blocks", "evicted")
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
-    last: Setting | None = None
     for outcome in report.outcomes:
         setting = outcome.setting
-        if last is not None and varies.cells(setting) != varies.cells(last):
-            table.add_section()
-        last = setting
         bounds = report.bounds[setting.block_size]
         table.add_row(*varies.cells(setting), *_capacity(setting, bounds), *_rates(outcome))
     return table
 
 
 class _Varies:
-    """The columns that say which setting it is, without those in which all are alike and as usual."""
+    """The columns that say which setting it is; those of load and replicas only where they are used."""
 
     def __init__(self, report: ReplayReport) -> None:
         settings = [outcome.setting for outcome in report.outcomes]
