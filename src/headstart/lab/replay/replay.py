@@ -9,7 +9,7 @@ from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.cache.reasons import MissReason
 from headstart.cache.tokens import TOKEN_BYTES
 from headstart.lab.replay.block_misses import BlockMisses
-from headstart.lab.replay.chains import Chains, computed_output, symbols_of
+from headstart.lab.replay.chains import Chains, computed_output, reachable_symbols, symbols_of
 from headstart.lab.replay.outcome import Outcome, Served, Setting
 from headstart.lab.traces.trace import Trace, TraceRequest
 
@@ -31,13 +31,15 @@ def replay(
     Raises ``ConfigError`` for a setting that the trace cannot be replayed with.
     """
     started = perf_counter()
-    cache = _Cache(trace, setting, chains)
+    block_symbols = symbols_of(setting.block_size, trace)
+    cache = _Cache(trace, setting, block_symbols, chains)
     served, refused = [], 0
     for number, request in enumerate(trace.requests):
         num_hit, misses = cache.serve(number, request)
         refused += num_hit is None
         if number >= warmup:
-            reachable = cache.num_reachable(request)
+            reachable = reachable_symbols(request.num_symbols, block_symbols, setting.prefix_index)
+            reachable *= trace.tokens_per_symbol
             served.append(Served(number, request.num_prompt_tokens, num_hit or 0, reachable, misses))
         if progress is not None and number % 256 == 0:
             progress(number)
@@ -47,18 +49,16 @@ def replay(
 class _Cache:
     """A cache core of a setting, asked in the trace's symbols and answering in tokens."""
 
-    def __init__(self, trace: Trace, setting: Setting, chains: Chains | None) -> None:
+    def __init__(self, trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> None:
         self._tokens_per_symbol = trace.tokens_per_symbol
-        self._block_symbols = symbols_of(setting.block_size, trace)
-        self._whole_blocks = setting.prefix_index == "hash"
         self._block_misses: BlockMisses | None = None
         if trace.tokens_per_symbol > 1:
-            chains = chains or Chains.of(trace, self._block_symbols)
-            self._block_misses = BlockMisses(trace, chains, whole_blocks=self._whole_blocks)
+            chains = chains or Chains.of(trace, block_symbols)
+            self._block_misses = BlockMisses(trace, chains, whole_blocks=setting.prefix_index == "hash")
         self._manager = KVCacheManager(
             CacheConfig(
-                num_blocks=_num_blocks(trace, setting, self._block_symbols, chains),
-                block_size=self._block_symbols,
+                num_blocks=num_blocks_of(trace, setting, block_symbols, chains),
+                block_size=block_symbols,
                 index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
                 policy=setting.policy,  # type: ignore[arg-type]
                 explain_misses=self._block_misses is None,
@@ -82,13 +82,6 @@ class _Cache:
         _answer(manager, request, computed_output(recorded))
         manager.free(request)
         return num_hit, misses
-
-    def num_reachable(self, request: TraceRequest) -> int:
-        """The most tokens that could be a hit: what is before the last symbol, or its whole blocks."""
-        symbols = max(0, request.num_symbols - 1)
-        if self._whole_blocks:
-            symbols -= symbols % self._block_symbols
-        return symbols * self._tokens_per_symbol
 
     @property
     def num_evicted_blocks(self) -> int:
@@ -116,7 +109,7 @@ def _answer(manager: KVCacheManager, request: CacheRequest, output: bytes) -> No
             manager.commit_step()
 
 
-def _num_blocks(trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> int:
+def num_blocks_of(trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> int:
     """The capacity, or what is never filled if that is less: more blocks would take memory for nothing."""
     capacity = setting.capacity_blocks
     if capacity is not None and capacity <= sum(each.num_symbols for each in trace.requests) // block_symbols:
