@@ -65,9 +65,7 @@ class _Cache:
 
     def __init__(self, chains: Chains, trace: Trace, capacity: int | None) -> None:
         self._capacity = capacity
-        self._chains = [
-            _fitting(chains, each, number, capacity) for number, each in enumerate(trace.requests)
-        ]
+        self._parts = [_fitting(chains, *each, capacity) for each in enumerate(trace.requests)]
         self._num_unique = max(1, chains.num_unique)
         self._next = self._next_uses(len(trace.requests))
         self._kept: dict[int, int] = {}  # block → its entry in the heap
