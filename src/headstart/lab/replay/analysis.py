@@ -85,7 +85,7 @@ class TimeBin:
 
 def over_time(outcome: Outcome, trace: Trace, most_bins: int = 60) -> list[TimeBin]:
     """Hits and misses in the order of the trace, in bins of equally many requests (but for the last one)."""
-    served = outcome.served
+    served = sorted(outcome.served, key=lambda one: one.number)
     size = max(1, -(-len(served) // most_bins))
     return [_time_bin(served[start : start + size], trace) for start in range(0, len(served), size)]
 

@@ -18,6 +18,8 @@ _HARDLY = 0.05
 """Below this hit rate of a cache that never evicts, caching has nothing to work on."""
 _NOTABLE = 0.01
 """A difference of rates that is worth a change: a point."""
+_WORTH_MENTION = 0.0005
+"""A difference that is not rounded to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,16 @@ def headline(baseline: Outcome, outcomes: Sequence[Outcome], bounds: Bounds | No
     if not rates.num_prompt_tokens:
         return Headline("No request was counted, so there is nothing to say.", [], [])
     reachable = _reachable(baseline, outcomes, bounds)
-    options = _options(baseline, outcomes)
+    options = [option for _, option in _options(baseline, outcomes)]
     sentences = [_now(baseline, rates, reachable)]
     if reachable is None:
         verdict = f"{percent(rates.token_hit_rate)} of prompt tokens hit"
     elif reachable < _HARDLY:
         verdict = "Hardly any prompt begins like an earlier one: caching has little to work on"
     elif reachable - rates.token_hit_rate >= _NOTABLE:
-        lost = reachable - rates.token_hit_rate
-        verdict = f"Evictions cost {points(lost).removeprefix('+')} of {percent(reachable)} that could hit"
-        sentences += _eviction_advice(baseline, options, outcomes)
+        lost = points(reachable - rates.token_hit_rate).removeprefix("+")
+        verdict = f"Evictions lose {lost} of the {percent(reachable)} that could hit"
+        sentences += _eviction_advice(baseline, outcomes)
     else:
         verdict = "The cache is big enough: more capacity would not help"
         sentences += _smaller(baseline, outcomes)
@@ -72,56 +74,50 @@ def _reachable(baseline: Outcome, outcomes: Sequence[Outcome], bounds: Bounds | 
 
 def _now(baseline: Outcome, rates: Rates, reachable: float | None) -> str:
     setting = baseline.setting
-    with_policy = "" if setting.capacity_blocks is None else f" {policy_name(setting.policy)}"
-    where = "In" if setting.capacity_blocks is None else "At"
-    sentence = (
-        f"{where} {capacity(setting)}{' of' if with_policy else ', in blocks of'} {count(setting.block_size)} "
-        f"tokens{with_policy} hits {percent(rates.token_hit_rate)} of prompt tokens"
-    )
-    if not with_policy:
-        sentence = (
-            f"A cache that never evicts, in blocks of {count(setting.block_size)} tokens, "
-            f"hits {percent(rates.token_hit_rate)} of prompt tokens"
-        )
-    elif reachable is not None:
+    hits = f"hits {percent(rates.token_hit_rate)} of prompt tokens"
+    size = f"of {count(setting.block_size)} tokens"
+    if setting.capacity_blocks is None:
+        return f"A cache that never evicts, in blocks {size}, {hits}."
+    sentence = f"At {capacity(setting)} {size} {policy_name(setting.policy)} {hits}"
+    if reachable is not None:
         sentence += f"; a cache that never evicts would hit {percent(reachable)}"
-    return sentence + "."
+    return f"{sentence}."
 
 
-def _options(baseline: Outcome, outcomes: Sequence[Outcome]) -> list[Option]:
+def _options(baseline: Outcome, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Option]]:
     """All that differs from the present state in one respect alone, the best first."""
     before = baseline.rates.token_hit_rate
     found = []
     for one in outcomes:
         words = _difference(baseline, one)
         if words is not None:
-            found.append(Option(words, one.rates.token_hit_rate - before))
-    return sorted(found, key=lambda option: -option.gain)
+            found.append((one, Option(words, one.rates.token_hit_rate - before)))
+    return sorted(found, key=lambda pair: -pair[1].gain)
 
 
 def _difference(baseline: Outcome, other: Outcome) -> str | None:
     """What must be changed to get there; None where it is more than one thing, or nothing."""
     here, there = baseline.setting, other.setting
-    if there.policy == OPTIMAL:
+    if there.policy == OPTIMAL or here == there:
         return None
-    changes = {
-        replace(here, capacity_blocks=there.capacity_blocks): _capacity_change(
-            here.capacity_blocks, there.capacity_blocks
+    if there == replace(here, capacity_blocks=there.capacity_blocks):
+        return _capacity_change(here.capacity_blocks, there.capacity_blocks)
+    if there == replace(here, block_size=there.block_size, capacity_blocks=there.capacity_blocks):
+        return f"blocks of {count(there.block_size)} tokens" if _as_large(baseline, other) else None
+    at_once, replicas = there.max_num_seqs, there.replicas
+    for alike, words in (
+        (replace(here, policy=there.policy), f"evicting by {policy_name(there.policy)}"),
+        (replace(here, prefix_index=there.prefix_index), f"the {there.prefix_index} index"),
+        (
+            replace(here, max_num_seqs=at_once),
+            "one request at a time" if at_once is None else f"{count(at_once)} requests at once",
         ),
-        replace(here, policy=there.policy): f"evicting by {policy_name(there.policy)}",
-        replace(here, prefix_index=there.prefix_index): f"the {there.prefix_index} index",
-        replace(here, max_num_seqs=there.max_num_seqs): (
-            "one request at a time" if there.max_num_seqs is None else f"{there.max_num_seqs} requests at once"
-        ),
-        replace(here, replicas=there.replicas): (
-            "one replica" if there.replicas == 1 else f"{there.replicas} replicas"
-        ),
-        replace(here, routing=there.routing): f"routing by {there.routing}",
-        replace(here, block_size=there.block_size, capacity_blocks=there.capacity_blocks): (
-            f"blocks of {there.block_size} tokens" if _as_large(baseline, other) else None
-        ),
-    }
-    return None if here == there else changes.get(there)
+        (replace(here, replicas=replicas), "one replica" if replicas == 1 else f"{count(replicas)} replicas"),
+        (replace(here, routing=there.routing), f"routing by {there.routing}"),
+    ):
+        if there == alike:
+            return words
+    return None
 
 
 def _as_large(one: Outcome, other: Outcome) -> bool:
@@ -134,7 +130,7 @@ def _as_large(one: Outcome, other: Outcome) -> bool:
 
 def _capacity_change(here: int | None, there: int | None) -> str | None:
     if here is None:
-        return None if there is None else f"{count(there)} blocks"
+        return None if there is None else f"no more than {count(there)} blocks"
     if there is None:
         return "never evicting"
     times = there / here
@@ -142,27 +138,62 @@ def _capacity_change(here: int | None, there: int | None) -> str | None:
     return known.get(times, f"{times:.3g} times the capacity") + f", to {count(there)} blocks"
 
 
-def _eviction_advice(
-    baseline: Outcome, options: Sequence[Option], outcomes: Sequence[Outcome]
-) -> Iterator[str]:
-    useful = [option for option in options if option.gain >= 0.0005 and option.words != "never evicting"]
-    if useful:
-        said = "; ".join(f"{option.words}: {points(option.gain)}" for option in useful[:4])
-        yield f"What was tried and helps, each by itself: {said}."
-    elif options:
-        yield "Nothing else that was tried does better."
-    tried = [one for one in outcomes if one.setting.capacity_blocks is not None]
-    largest = max((one.setting.capacity_blocks or 0 for one in tried), default=0)
-    if largest == baseline.setting.capacity_blocks:
+def _eviction_advice(baseline: Outcome, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    before = baseline.rates.token_hit_rate
+    larger = list(_larger(baseline, outcomes))
+    others = [
+        option
+        for one, option in _options(baseline, outcomes)
+        if option.gain >= _WORTH_MENTION and one.setting.capacity_blocks == baseline.setting.capacity_blocks
+    ]
+    said = [f"{option.words}, gives {points(option.gain)}" for option in _steps(baseline.setting.capacity_blocks, before, larger)]
+    said += [f"{option.words} {points(option.gain)}" for option in others[:3]]
+    if said:
+        sentence = "; ".join(said)
+        yield f"{sentence[0].upper()}{sentence[1:]}."
+    if not larger:
         yield "No larger capacity was tried: sweep some to see what they would give."
-    for one in outcomes:
-        if one.setting.policy == OPTIMAL and _same_cache(one, baseline):
-            gain = one.rates.token_hit_rate - baseline.rates.token_hit_rate
-            yield (
-                f"No policy can do better at this capacity than {percent(one.rates.token_hit_rate)} "
-                f"({points(gain)}), which takes knowing the future."
-            )
-            return
+    if not others and _has_others(baseline, outcomes):
+        yield "Nothing else that was tried at this capacity does better."
+    best = next(
+        (one for one in outcomes if one.setting.policy == OPTIMAL and _same_cache(one, baseline)), None
+    )
+    if best is not None:
+        rate = best.rates.token_hit_rate
+        yield (
+            f"No policy can hit more than {percent(rate)} at this capacity ({points(rate - before)}), and that "
+            "takes knowing the future."
+        )
+
+
+def _larger(baseline: Outcome, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+    """The same with more capacity, the smallest first."""
+    own = baseline.setting.capacity_blocks or 0
+    for one in sorted(outcomes, key=lambda one: one.setting.capacity_blocks or 0):
+        blocks = one.setting.capacity_blocks
+        if blocks is not None and blocks > own and replace(one.setting, capacity_blocks=own) == baseline.setting:
+            yield one
+
+
+def _steps(own: int | None, before: float, larger: Sequence[Outcome]) -> Iterator[Option]:
+    """The next capacity, and the smallest one that is within a point of the largest one's rate."""
+    if not larger:
+        return
+    best = max(one.rates.token_hit_rate for one in larger)
+    enough = next(one for one in larger if one.rates.token_hit_rate >= best - _NOTABLE)
+    for one in [larger[0]] if enough is larger[0] else [larger[0], enough]:
+        words = _capacity_change(own, one.setting.capacity_blocks)
+        if words is not None:
+            yield Option(words, one.rates.token_hit_rate - before)
+
+
+def _has_others(baseline: Outcome, outcomes: Sequence[Outcome]) -> bool:
+    own = baseline.setting
+    return any(
+        one.setting.policy != OPTIMAL and one.setting.capacity_blocks == own.capacity_blocks
+        for one in outcomes
+        if one.setting != own
+    )
 
 
 def _same_cache(one: Outcome, other: Outcome) -> bool:
@@ -214,8 +245,9 @@ def _flattery(baseline: Outcome, rates: Rates) -> Iterator[str]:
     """Where the token rate looks better than what most requests get."""
     middle = median(hit_shares(baseline.served))
     if rates.token_hit_rate - middle >= 0.1:
+        least = f"{percent(middle)} of their prompt or less" if middle else "nothing at all"
         yield (
-            f"The token rate flatters: half of the requests hit {percent(middle)} of their prompt or less. "
+            f"The token rate flatters: half of the requests hit {least}. "
             f"{percent(rates.request_full_hit_rate)} of requests hit all they could."
         )
 
