@@ -9,18 +9,33 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.cache.reasons import MissReason
-from headstart.lab.replay.outcome import OPTIMAL, Outcome, Served, Setting, sum_misses
+from headstart.lab.replay.outcome import OPTIMAL, Outcome, Rates, Served, Setting, sum_misses
 from headstart.lab.replay.wording import series_of
 from headstart.lab.traces.trace import Trace
 
 
-def baseline_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The outcome that stands for the present state, where nobody says which.
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An outcome with its sums, which are made once: there are many requests."""
+
+    outcome: Outcome
+    setting: Setting
+    rates: Rates
+    misses: dict[MissReason, int]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Result:
+        """Of this outcome."""
+        return cls(outcome, outcome.setting, outcome.rates, outcome.misses)
+
+
+def baseline_of(results: Sequence[Result]) -> Result | None:
+    """The result that stands for the present state, where nobody says which.
 
     LRU if it was tried, the first index, block size and routing of the sweep, and of its capacities the one
     in the middle.  None where there is nothing but the optimum.
     """
-    real = [one for one in outcomes if one.setting.policy != OPTIMAL]
+    real = [one for one in results if one.setting.policy != OPTIMAL]
     if not real:
         return None
     first = next((one for one in real if one.setting.policy == "lru"), real[0])
@@ -42,10 +57,10 @@ class Series:
     unbounded: float | None = None
 
 
-def capacity_series(outcomes: Sequence[Outcome]) -> list[Series]:
+def capacity_series(results: Sequence[Result]) -> list[Series]:
     """Token rates by capacity, in the order in which the settings appear."""
     found: dict[Setting, dict[int | None, float]] = {}
-    for one in outcomes:
+    for one in results:
         line = found.setdefault(series_of(one.setting), {})
         line[one.setting.capacity_blocks] = one.rates.token_hit_rate
     series = []
@@ -173,7 +188,7 @@ class Histogram:
 
 
 def histogram(values: npt.NDArray[np.int64], smallest: int = 1) -> Histogram:
-    """Of whole numbers from 0, in bins that double: ``smallest`` to 2 × ``smallest``, and so on.
+    """Of whole numbers from 0, in bins that double: ``smallest`` to twice that, and so on.
 
     Numbers from 1 to below ``smallest`` go into the first bin.
     """

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from headstart.cache.reasons import MissReason
-from headstart.lab.replay.analysis import hit_shares
-from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, Rates
+from headstart.lab.replay.analysis import Result, hit_shares
+from headstart.lab.replay.changes import capacity_change, difference
+from headstart.lab.replay.outcome import OPTIMAL, Bounds, Rates
 from headstart.lab.replay.wording import REASON_WORDS, capacity, count, percent, points, policy_name
 
 _HARDLY = 0.05
@@ -39,13 +40,13 @@ class Headline:
     options: list[Option]
 
 
-def headline(baseline: Outcome, outcomes: Sequence[Outcome], bounds: Bounds | None) -> Headline:
+def headline(baseline: Result, results: Sequence[Result], bounds: Bounds | None) -> Headline:
     """The headline of a report in which ``baseline`` stands for the present state."""
     rates = baseline.rates
     if not rates.num_prompt_tokens:
         return Headline("No request was counted, so there is nothing to say.", [], [])
-    reachable = _reachable(baseline, outcomes, bounds)
-    options = [option for _, option in _options(baseline, outcomes)]
+    reachable = _reachable(baseline, results, bounds)
+    options = [option for _, option in _options(baseline, results)]
     sentences = [_now(baseline, rates, reachable)]
     if reachable is None:
         verdict = f"{percent(rates.token_hit_rate)} of prompt tokens hit"
@@ -54,25 +55,25 @@ def headline(baseline: Outcome, outcomes: Sequence[Outcome], bounds: Bounds | No
     elif reachable - rates.token_hit_rate >= _NOTABLE:
         lost = points(reachable - rates.token_hit_rate).removeprefix("+")
         verdict = f"Evictions lose {lost} of the {percent(reachable)} that could hit"
-        sentences += _eviction_advice(baseline, outcomes)
+        sentences += _eviction_advice(baseline, results)
     else:
         verdict = "The cache is big enough: more capacity would not help"
-        sentences += _smaller(baseline, outcomes)
+        sentences += _smaller(baseline, results)
     sentences += _by_reason(baseline)
     sentences += _flattery(baseline, rates)
     sentences += _trouble(baseline)
     return Headline(verdict, sentences, options)
 
 
-def _reachable(baseline: Outcome, outcomes: Sequence[Outcome], bounds: Bounds | None) -> float | None:
+def _reachable(baseline: Result, results: Sequence[Result], bounds: Bounds | None) -> float | None:
     """What a cache that never evicts would hit: replayed with the same setting, or else from the bounds."""
-    for one in outcomes:
+    for one in results:
         if one.setting == replace(baseline.setting, capacity_blocks=None):
             return one.rates.token_hit_rate
     return bounds.unbounded.token_hit_rate if bounds is not None else None
 
 
-def _now(baseline: Outcome, rates: Rates, reachable: float | None) -> str:
+def _now(baseline: Result, rates: Rates, reachable: float | None) -> str:
     setting = baseline.setting
     hits = f"hits {percent(rates.token_hit_rate)} of prompt tokens"
     size = f"of {count(setting.block_size)} tokens"
@@ -84,132 +85,96 @@ def _now(baseline: Outcome, rates: Rates, reachable: float | None) -> str:
     return f"{sentence}."
 
 
-def _options(baseline: Outcome, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Option]]:
+def _options(baseline: Result, results: Sequence[Result]) -> list[tuple[Result, Option]]:
     """All that differs from the present state in one respect alone, the best first."""
     before = baseline.rates.token_hit_rate
     found = []
-    for one in outcomes:
-        words = _difference(baseline, one)
+    for one in results:
+        words = difference(baseline.setting, one.setting)
         if words is not None:
             found.append((one, Option(words, one.rates.token_hit_rate - before)))
     return sorted(found, key=lambda pair: -pair[1].gain)
 
 
-def _difference(baseline: Outcome, other: Outcome) -> str | None:
-    """What must be changed to get there; None where it is more than one thing, or nothing."""
-    here, there = baseline.setting, other.setting
-    if there.policy == OPTIMAL or here == there:
-        return None
-    if there == replace(here, capacity_blocks=there.capacity_blocks):
-        return _capacity_change(here.capacity_blocks, there.capacity_blocks)
-    if there == replace(here, block_size=there.block_size, capacity_blocks=there.capacity_blocks):
-        return f"blocks of {count(there.block_size)} tokens" if _as_large(baseline, other) else None
-    at_once, replicas = there.max_num_seqs, there.replicas
-    for alike, words in (
-        (replace(here, policy=there.policy), f"evicting by {policy_name(there.policy)}"),
-        (replace(here, prefix_index=there.prefix_index), f"the {there.prefix_index} index"),
-        (
-            replace(here, max_num_seqs=at_once),
-            "one request at a time" if at_once is None else f"{count(at_once)} requests at once",
-        ),
-        (replace(here, replicas=replicas), "one replica" if replicas == 1 else f"{count(replicas)} replicas"),
-        (replace(here, routing=there.routing), f"routing by {there.routing}"),
-    ):
-        if there == alike:
-            return words
-    return None
-
-
-def _as_large(one: Outcome, other: Outcome) -> bool:
-    """Whether both hold equally many tokens: only then does a block size compare with another."""
-    blocks, others = one.setting.capacity_blocks, other.setting.capacity_blocks
-    if blocks is None or others is None:
-        return blocks is others
-    return blocks * one.setting.block_size == others * other.setting.block_size
-
-
-def _capacity_change(here: int | None, there: int | None) -> str | None:
-    if here is None:
-        return None if there is None else f"no more than {count(there)} blocks"
-    if there is None:
-        return "never evicting"
-    times = there / here
-    known = {2: "doubling the capacity", 0.5: "half the capacity"}
-    return known.get(times, f"{times:.3g} times the capacity") + f", to {count(there)} blocks"
-
-
-def _eviction_advice(baseline: Outcome, outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _eviction_advice(baseline: Result, results: Sequence[Result]) -> Iterator[str]:
     before = baseline.rates.token_hit_rate
-    larger = list(_larger(baseline, outcomes))
+    larger = list(_larger(baseline, results))
     others = [
         option
-        for one, option in _options(baseline, outcomes)
+        for one, option in _options(baseline, results)
         if option.gain >= _WORTH_MENTION and one.setting.capacity_blocks == baseline.setting.capacity_blocks
     ]
-    said = [f"{option.words}, gives {points(option.gain)}" for option in _steps(baseline.setting.capacity_blocks, before, larger)]
-    said += [f"{option.words} {points(option.gain)}" for option in others[:3]]
+    said = [
+        f"{option.words}, gives {points(option.gain)}"
+        for option in _steps(baseline.setting.capacity_blocks, before, larger)
+    ]
+    said += [f"{option.words} gives {points(option.gain)}" for option in others[:3]]
     if said:
         sentence = "; ".join(said)
         yield f"{sentence[0].upper()}{sentence[1:]}."
     if not larger:
         yield "No larger capacity was tried: sweep some to see what they would give."
-    if not others and _has_others(baseline, outcomes):
+    if not others and _has_others(baseline, results):
         yield "Nothing else that was tried at this capacity does better."
     best = next(
-        (one for one in outcomes if one.setting.policy == OPTIMAL and _same_cache(one, baseline)), None
+        (one for one in results if one.setting.policy == OPTIMAL and _same_cache(one, baseline)), None
     )
     if best is not None:
         rate = best.rates.token_hit_rate
         yield (
-            f"No policy can hit more than {percent(rate)} at this capacity ({points(rate - before)}), and that "
-            "takes knowing the future."
+            f"No policy can hit more than {percent(rate)} at this capacity ({points(rate - before)}), and "
+            "that takes knowing the future."
         )
 
 
-def _larger(baseline: Outcome, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+def _larger(baseline: Result, results: Sequence[Result]) -> Iterator[Result]:
     """The same with more capacity, the smallest first."""
     own = baseline.setting.capacity_blocks or 0
-    for one in sorted(outcomes, key=lambda one: one.setting.capacity_blocks or 0):
+    for one in sorted(results, key=lambda one: one.setting.capacity_blocks or 0):
         blocks = one.setting.capacity_blocks
-        if blocks is not None and blocks > own and replace(one.setting, capacity_blocks=own) == baseline.setting:
+        if (
+            blocks is not None
+            and blocks > own
+            and replace(one.setting, capacity_blocks=own) == baseline.setting
+        ):
             yield one
 
 
-def _steps(own: int | None, before: float, larger: Sequence[Outcome]) -> Iterator[Option]:
+def _steps(own: int | None, before: float, larger: Sequence[Result]) -> Iterator[Option]:
     """The next capacity, and the smallest one that is within a point of the largest one's rate."""
     if not larger:
         return
     best = max(one.rates.token_hit_rate for one in larger)
     enough = next(one for one in larger if one.rates.token_hit_rate >= best - _NOTABLE)
     for one in [larger[0]] if enough is larger[0] else [larger[0], enough]:
-        words = _capacity_change(own, one.setting.capacity_blocks)
+        words = capacity_change(own, one.setting.capacity_blocks)
         if words is not None:
             yield Option(words, one.rates.token_hit_rate - before)
 
 
-def _has_others(baseline: Outcome, outcomes: Sequence[Outcome]) -> bool:
+def _has_others(baseline: Result, results: Sequence[Result]) -> bool:
     own = baseline.setting
     return any(
         one.setting.policy != OPTIMAL and one.setting.capacity_blocks == own.capacity_blocks
-        for one in outcomes
+        for one in results
         if one.setting != own
     )
 
 
-def _same_cache(one: Outcome, other: Outcome) -> bool:
+def _same_cache(one: Result, other: Result) -> bool:
     here, there = one.setting, other.setting
     return (here.block_size, here.capacity_blocks, here.replicas) == (
         *(there.block_size, there.capacity_blocks, there.replicas),
     )
 
 
-def _smaller(baseline: Outcome, outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _smaller(baseline: Result, results: Sequence[Result]) -> Iterator[str]:
     """How much less would do as well."""
     enough = baseline.rates.token_hit_rate - _NOTABLE
     own = baseline.setting.capacity_blocks
     same = [
         one.setting.capacity_blocks
-        for one in outcomes
+        for one in results
         if one.setting.capacity_blocks is not None
         and replace(one.setting, capacity_blocks=own) == baseline.setting
         and one.rates.token_hit_rate >= enough
@@ -232,7 +197,7 @@ _ADVICE = {
 _WORTH_SAYING = 0.05
 
 
-def _by_reason(baseline: Outcome) -> Iterator[str]:
+def _by_reason(baseline: Result) -> Iterator[str]:
     """The largest causes besides evictions."""
     tokens = baseline.rates.num_prompt_tokens
     misses = sorted(baseline.misses.items(), key=lambda item: -item[1])
@@ -241,9 +206,9 @@ def _by_reason(baseline: Outcome) -> Iterator[str]:
             yield f"{percent(missed / tokens)} of tokens are {REASON_WORDS[reason]}: {_ADVICE[reason]}."
 
 
-def _flattery(baseline: Outcome, rates: Rates) -> Iterator[str]:
+def _flattery(baseline: Result, rates: Rates) -> Iterator[str]:
     """Where the token rate looks better than what most requests get."""
-    middle = median(hit_shares(baseline.served))
+    middle = median(hit_shares(baseline.outcome.served))
     if rates.token_hit_rate - middle >= 0.1:
         least = f"{percent(middle)} of their prompt or less" if middle else "nothing at all"
         yield (
@@ -252,11 +217,12 @@ def _flattery(baseline: Outcome, rates: Rates) -> Iterator[str]:
         )
 
 
-def _trouble(baseline: Outcome) -> Iterator[str]:
-    if baseline.refused:
+def _trouble(baseline: Result) -> Iterator[str]:
+    if baseline.outcome.refused:
         yield (
-            f"{count(baseline.refused)} of the trace's requests do not fit into the cache at all and hit "
-            "nothing."
+            f"{count(baseline.outcome.refused)} of the trace's requests do not fit into the cache at all: "
+            "they hit nothing."
         )
-    if baseline.num_preemptions:
-        yield f"{count(baseline.num_preemptions)} times a running request had to make room for another."
+    if baseline.outcome.num_preemptions:
+        times = count(baseline.outcome.num_preemptions)
+        yield f"{times} times a running request had to make room for another."

@@ -9,11 +9,12 @@ from headstart.cache.reasons import MissReason
 from headstart.lab.replay.outcome import OPTIMAL, Setting
 
 _THIN = "\N{NARROW NO-BREAK SPACE}"
+_SPACE = "\N{NO-BREAK SPACE}"
 _MINUS = "\N{MINUS SIGN}"
 
 REASON_WORDS: dict[MissReason, str] = {
     MissReason.SKIPPED: "not looked up",
-    MissReason.LAST_TOKEN: "last token or block",
+    MissReason.LAST_TOKEN: "end of prompt",
     MissReason.UNALIGNED: "lost to the block boundary",
     MissReason.IN_FLIGHT: "being computed",
     MissReason.EVICTED: "evicted",
@@ -37,7 +38,7 @@ def points(difference: float) -> str:
     """A difference of two rates, ``0.091`` as "+9.1 points"."""
     tenths = round(1000 * difference)
     sign = "+" if tenths > 0 else _MINUS if tenths < 0 else "±"
-    return f"{sign}{abs(tenths) / 10:.1f}{_THIN}points"
+    return f"{sign}{abs(tenths) / 10:.1f}{_SPACE}points"
 
 
 def count(number: float) -> str:

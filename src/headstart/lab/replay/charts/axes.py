@@ -59,11 +59,15 @@ def draw_shares(drawing: Drawing, box: Box, scale: Scale, ticks: Sequence[float]
     for tick in ticks:
         y = scale(tick)
         drawing.line((box.left, y), (box.right, y), "base" if tick == 0 else "grid")
-        drawing.text((box.left - 8, y + 4), f"{100 * tick:.{digits}f}\N{NARROW NO-BREAK SPACE}%", "tick", "end")
+        drawing.text(
+            (box.left - 8, y + 4), f"{100 * tick:.{digits}f}\N{NARROW NO-BREAK SPACE}%", "tick", "end"
+        )
     drawing.text((0, 13), caption, "caption")
 
 
-def draw_ticks(drawing: Drawing, scale: Scale, y: float, values: Sequence[float], *, marks: bool = True) -> None:
+def draw_ticks(
+    drawing: Drawing, scale: Scale, y: float, values: Sequence[float], *, marks: bool = True
+) -> None:
     """Numbers below an axis; those that would touch the one before them are left out."""
     free = float("-inf")
     for value in values:

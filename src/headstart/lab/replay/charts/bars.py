@@ -6,21 +6,22 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from headstart.lab.replay.analysis import Result
 from headstart.lab.replay.charts.axes import NARROW, WIDE, Chart, Numbers
 from headstart.lab.replay.charts.svg import Box, Drawing, Scale
-from headstart.lab.replay.outcome import Bounds, Outcome
+from headstart.lab.replay.outcome import Bounds
 from headstart.lab.replay.wording import SettingNames, percent
 
 _ROW = 44.0
 _MOST = 24
 
 
-def rate_bars(outcomes: Sequence[Outcome], baseline: Outcome, bounds: Bounds | None) -> Chart:
+def rate_bars(results: Sequence[Result], baseline: Result, bounds: Bounds | None) -> Chart:
     """A bar for each outcome (the best ones, if there are many), and one for a cache that never evicts."""
-    names = SettingNames(one.setting for one in outcomes)
+    names = SettingNames(one.setting for one in results)
     bars = [
         (names.full(one.setting), one.rates.token_hit_rate, "own" if one is baseline else "c4")
-        for one in outcomes
+        for one in results
     ]
     bars = sorted(bars, key=lambda bar: -bar[1])[:_MOST]
     if bounds is not None:
@@ -28,7 +29,9 @@ def rate_bars(outcomes: Sequence[Outcome], baseline: Outcome, bounds: Bounds | N
         bars.append(("(N − U) / N, blocks", bounds.reuse_bound, "bound"))  # noqa: RUF001  # a minus
     rows = [[name, percent(rate)] for name, rate, _ in bars]
     return Chart(
-        _draw("bars-w", WIDE, bars), _draw("bars-n", NARROW, bars), Numbers(["setting", "token hit rate"], rows)
+        _draw("bars-w", WIDE, bars),
+        _draw("bars-n", NARROW, bars),
+        Numbers(["setting", "token hit rate"], rows),
     )
 
 

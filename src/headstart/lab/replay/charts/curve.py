@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from headstart.lab.replay.analysis import Series, capacity_series
+from headstart.lab.replay.analysis import Result, Series, capacity_series
 from headstart.lab.replay.charts.axes import (
     NARROW,
     WIDE,
@@ -20,23 +20,23 @@ from headstart.lab.replay.charts.axes import (
     share_scale,
 )
 from headstart.lab.replay.charts.svg import Box, Drawing, Scale, text_width
-from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, Setting
+from headstart.lab.replay.outcome import OPTIMAL, Bounds, Setting
 from headstart.lab.replay.wording import SettingNames, count, percent, series_of
 
 _NUM_COLOURS = 6
 
 
-def capacity_curve(outcomes: Sequence[Outcome], baseline: Outcome, bounds: Bounds | None) -> Chart | None:
+def capacity_curve(results: Sequence[Result], baseline: Result, bounds: Bounds | None) -> Chart | None:
     """The curve; None where fewer than two capacities were tried.
 
-    ``baseline`` is the outcome that the report's headline is about: it is ringed.
+    ``baseline`` is the result that the report's headline is about: it is ringed.
     """
-    series = [line for line in capacity_series(outcomes) if line.capacities]
+    series = [line for line in capacity_series(results) if line.capacities]
     if len({blocks for line in series for blocks in line.capacities}) < 2:
         return None
     own = series_of(baseline.setting)
     series.sort(key=lambda line: line.setting == own)  # the headline's line is drawn last, on top
-    names = SettingNames(one.setting for one in outcomes)
+    names = SettingNames(one.setting for one in results)
     curve = _Curve(series, baseline, bounds, names, _styles(series, own))
     numbers = Numbers(
         ["setting", "capacity, blocks", "token hit rate"],
@@ -67,7 +67,7 @@ class _Curve:
     def __init__(
         self,
         series: Sequence[Series],
-        baseline: Outcome,
+        baseline: Result,
         bounds: Bounds | None,
         names: SettingNames,
         styles: dict[Setting, str],
@@ -91,15 +91,17 @@ class _Curve:
         x = Scale(sizes[0], sizes[-1], box.left + 10, box.right - 2, is_log=True)
         draw_ticks(drawing, x, box.bottom, sizes)
         drawing.text(
-            ((box.left + box.right) / 2, height - 6), f"capacity, {self._unit} (log scale)", "caption", "middle"
+            ((box.left + box.right) / 2, height - 6),
+            f"capacity, {self._unit} (log scale)",
+            "caption",
+            "middle",
         )
         labels = []
         for word, rate, style in levels:
             drawing.line((box.left, y(rate)), (box.right, y(rate)), f"line {style}")
             labels.append(Label(y(rate), word, style))
         self._draw_unique(drawing, box, x)
-        for line in self._series:
-            labels.append(self._draw_line(drawing, line, x, y))
+        labels += [self._draw_line(drawing, line, x, y) for line in self._series]
         draw_labels(drawing, box.right, box, labels)
         return drawing.markup()
 

@@ -53,8 +53,10 @@ def _draw(key: str, width: float, buckets: Sequence[LengthBucket], outcome: Outc
     drawing = Drawing(key, width, height, "Share of each prompt that was hit, by prompt length", what)
     y = Scale(0, 1, box.bottom, box.top)
     draw_shares(drawing, box, y, [0, 0.25, 0.5, 0.75, 1], "share of a prompt's tokens that hit")
-    styles = ("token-rate", "ink")
-    labels = [Label(y(one), word, style) for one, word, style in zip((rate, middle), words, styles, strict=True)]
+    styles = ("token-rate", "median-line")
+    labels = [
+        Label(y(one), word, style) for one, word, style in zip((rate, middle), words, styles, strict=True)
+    ]
     for label in labels:
         drawing.line((box.left, label.y), (box.right, label.y), f"line level {label.style}")
     slot = min(box.width / len(buckets), 110)

@@ -94,7 +94,9 @@ def _draw(
         below = above
     draw_shares(drawing, box, y, [0, 0.25, 0.5, 0.75, 1], "share of prompt tokens")
     for place, each in enumerate(bins):
-        drawing.rect(Box(edges[place], box.top, edges[place + 1], box.bottom), "hover", _tooltip(each, layers, place))
+        drawing.rect(
+            Box(edges[place], box.top, edges[place + 1], box.bottom), "hover", _tooltip(each, layers, place)
+        )
     _draw_time(drawing, box, edges, bins)
     draw_labels(drawing, box.right, box, labels)
     return drawing.markup()

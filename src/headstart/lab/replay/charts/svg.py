@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 Point = tuple[float, float]
 
@@ -66,7 +66,8 @@ class Drawing:
         self.width, self.height = width, height
         self._parts = [
             Markup(
-                '<svg viewBox="0 0 {w:g} {h:g}" role="img" aria-labelledby="{k}-t {k}-d" style="max-width:{m}px">'
+                '<svg viewBox="0 0 {w:g} {h:g}" role="img" aria-labelledby="{k}-t {k}-d" '
+                'style="max-width:{m}px">'
                 '<title id="{k}-t">{t}</title><desc id="{k}-d">{d}</desc>'
             ).format(w=width, h=height, k=key, t=title, d=description, m=round(width * 1.25))
         ]
@@ -118,8 +119,3 @@ class Drawing:
 
 def _px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def escaped(words: str) -> Markup:
-    """``words`` as they may stand in a page."""
-    return escape(words)
