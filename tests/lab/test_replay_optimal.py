@@ -80,9 +80,7 @@ def test_nor_with_blocks_of_two_and_answers(
     st.sampled_from(get_args(PolicyName)),
     st.sampled_from(["hash", "radix"]),
 )
-def test_no_policy_hits_more_blocks(
-    prompts: list[list[int]], capacity: int, policy: str, index: str
-) -> None:
+def test_no_policy_hits_more_blocks(prompts: list[list[int]], capacity: int, policy: str, index: str) -> None:
     trace = by_ids(tree_prompts(prompts))
     online = replay(trace, Setting(policy, index, 512, capacity))
     assert optimum(trace, 512, capacity).rates.block_hit_rate >= online.rates.block_hit_rate

@@ -24,9 +24,7 @@ def hits(outcome: Outcome) -> list[int]:
         ("radix", 7, 7, {MissReason.LAST_TOKEN: 1}),
     ],
 )
-def test_eight_tokens_sent_twice(
-    index: str, hit: int, reachable: int, misses: dict[MissReason, int]
-) -> None:
+def test_eight_tokens_sent_twice(index: str, hit: int, reachable: int, misses: dict[MissReason, int]) -> None:
     outcome = replay(by_tokens([range(8), range(8)]), Setting("lru", index, 4, 10))
     again = outcome.served[1]
     assert (again.num_hit_tokens, again.num_reachable_tokens) == (hit, reachable)
@@ -95,7 +93,9 @@ def test_answers_are_cached_behind_their_prompts(index: str) -> None:
 
 
 def test_an_answer_that_does_not_fit_is_left_out() -> None:
-    outcome = replay(by_tokens([[1, 2], [1, 2, 3]], outputs=[range(10, 20), [5]]), Setting("lru", "hash", 1, 3))
+    outcome = replay(
+        by_tokens([[1, 2], [1, 2, 3]], outputs=[range(10, 20), [5]]), Setting("lru", "hash", 1, 3)
+    )
     assert outcome.refused == 0
     assert hits(outcome) == [0, 2]
 

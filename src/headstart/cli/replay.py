@@ -15,9 +15,11 @@ from headstart.cli.pull import fetch_progress
 from headstart.config import ModelConfig
 from headstart.errors import HeadstartError
 from headstart.lab.replay.capacity import Capacity
+from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import OPTIMAL
 from headstart.lab.replay.points import INDEXES, POLICIES, Axes, names
 from headstart.lab.replay.report import fields
+from headstart.lab.replay.routers import Routing
 from headstart.lab.replay.run import block_sizes, run, warmup_requests
 from headstart.lab.replay.tables import print_report
 from headstart.lab.traces.read import read_traces
@@ -116,13 +118,21 @@ def replay(
     replicas: Annotated[
         int, typer.Option(help="So many caches of that capacity, side by side.", min=1, rich_help_panel=_LOAD)
     ] = 1,
-    routing: Annotated[
+    costs: Annotated[
         str,
         typer.Option(
-            help="How they share the requests: random, round-robin, consistent-hash or prefix.",
+            help="How long an engine's steps take, for requests that overlap: name=seconds,…",
+            show_default=str(PRESET),
             rich_help_panel=_LOAD,
         ),
-    ] = "prefix",
+    ] = "",
+    routing: Annotated[
+        Routing,
+        typer.Option(
+            help="How they share the requests.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = Routing.PREFIX,
     jobs: Annotated[
         int,
         typer.Option(help="Replay so many settings at a time, in processes.", min=1, rich_help_panel=_LOAD),
@@ -157,7 +167,7 @@ def replay(
             capacities=Capacity.parse_list(capacity),
             max_num_seqs=max_num_seqs,
             replicas=replicas,
-            routing=routing,
+            routing=str(routing),
         )
         trace = _read(traces, format_, model, console, strict=strict)
         with _progress("replaying", console) as bar:
@@ -165,6 +175,7 @@ def replay(
                 trace,
                 axes,
                 block_sizes(block_size, trace),
+                costs=CostModel.parse(costs),
                 warmup=warmup_requests(warmup, trace),
                 kv_bytes_per_token=kv_bytes_per_token or _kv_bytes(model),
                 jobs=jobs,

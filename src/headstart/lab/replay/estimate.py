@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import Setting
 from headstart.lab.replay.point import replay_point
 from headstart.lab.traces.trace import Trace, TraceRequest
@@ -34,7 +35,9 @@ class Estimate:
         return f"about {minutes:,} min and {mebibytes:,} MiB of memory, going by a slice of the trace"
 
 
-def estimate(trace: Trace, points: Sequence[Setting], jobs: int) -> Estimate | None:
+def estimate(
+    trace: Trace, points: Sequence[Setting], jobs: int, costs: CostModel = PRESET
+) -> Estimate | None:
     """What the sweep will take; None where it is short, so that trying would only make it longer.
 
     Each policy and index is tried once on the first requests, with a capacity that is as much smaller.  Time
@@ -49,7 +52,7 @@ def estimate(trace: Trace, points: Sequence[Setting], jobs: int) -> Estimate | N
     for point in points:
         kind = replace(point, capacity_blocks=None)
         if kind not in seconds:
-            seconds[kind] = replay_point(part, _smaller(point, share)).seconds * share
+            seconds[kind] = replay_point(part, _smaller(point, share), costs=costs).seconds * share
     num_jobs = min(jobs, len(points))
     whole = sum(seconds[replace(point, capacity_blocks=None)] for point in points) / num_jobs
     if whole <= _LONG_S:

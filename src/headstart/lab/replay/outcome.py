@@ -13,7 +13,6 @@ The last token never counts as a hit.  Warm-up requests are replayed and not cou
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -165,7 +164,8 @@ class ReplayReport:
 
 def sum_misses(misses: Iterable[dict[MissReason, int]]) -> dict[MissReason, int]:
     """Added up, in the order of the reasons, without those that are zero."""
-    total: Counter[MissReason] = Counter()
+    total = dict.fromkeys(MissReason, 0)
     for one in misses:
-        total.update(one)
-    return {reason: total[reason] for reason in MissReason if total[reason]}
+        for reason, num_tokens in one.items():
+            total[reason] += num_tokens
+    return {reason: num_tokens for reason, num_tokens in total.items() if num_tokens}

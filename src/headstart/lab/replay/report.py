@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, Rates, ReplayReport
 from headstart.lab.traces.trace import Trace
 
@@ -32,7 +33,12 @@ _BOUNDS = (
 
 
 def report_on(
-    trace: Trace, outcomes: Sequence[Outcome], bounds: dict[int, Bounds], *, warmup: int
+    trace: Trace,
+    outcomes: Sequence[Outcome],
+    bounds: dict[int, Bounds],
+    *,
+    costs: CostModel = PRESET,
+    warmup: int = 0,
 ) -> ReplayReport:
     """The report, with its definitions and notes.  ``bounds`` are by block size."""
     return ReplayReport(
@@ -43,13 +49,13 @@ def report_on(
         num_warmup=warmup,
         bounds=bounds,
         outcomes=list(outcomes),
-        definitions=definitions(trace, outcomes, warmup),
+        definitions=definitions(trace, outcomes, costs, warmup),
         notes=notes(trace, outcomes),
         num_skipped=len(trace.skipped),
     )
 
 
-def definitions(trace: Trace, outcomes: Sequence[Outcome], warmup: int) -> list[str]:
+def definitions(trace: Trace, outcomes: Sequence[Outcome], costs: CostModel, warmup: int) -> list[str]:
     """What the rates mean, and what is left out, as sentences."""
     counted = len(trace.requests) - warmup
     if warmup:
@@ -66,10 +72,16 @@ def definitions(trace: Trace, outcomes: Sequence[Outcome], warmup: int) -> list[
             "blocks over the whole trace, warm-up included. Of its misses, what fills no whole block "
             "counts as cold."
         )
-    if all(one.setting.max_num_seqs is None for one in outcomes):
+    if any(one.setting.max_num_seqs is not None for one in outcomes):
+        when = "at the trace's times" if trace.has_times else "as soon as there is a seat"
         sentences.append(
-            "Each request is computed and done before the next one comes: none waits, none overlaps."
+            f"Requests come {when} and overlap, as many at once as there are seats; what runs holds its blocks. "
+            f"Steps take as long as this cost model says, in seconds: {costs}."
         )
+    else:
+        sentences.append("Each request is computed and done before the next comes: none waits or overlaps.")
+    if any(one.setting.replicas > 1 for one in outcomes):
+        sentences.append("Replicas share nothing; the capacity is that of each, and the rates are of all.")
     return sentences
 
 
@@ -152,6 +164,7 @@ def _row(outcome: Outcome, bounds: Bounds) -> dict[str, Any]:
         "routing": setting.routing if setting.replicas > 1 else None,
         **_rates_fields(outcome.rates),
         "misses": {str(reason): count for reason, count in outcome.misses.items()},
+        "mean_first_token_s": outcome.mean_first_token_s,
         "num_evicted_blocks": outcome.num_evicted_blocks,
         "num_preemptions": outcome.num_preemptions,
         "num_refused_requests": outcome.refused,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from headstart.errors import ConfigError, TraceError
 from headstart.lab.replay.bounds import bounds_of
+from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.estimate import Estimate, estimate
 from headstart.lab.replay.outcome import Outcome, ReplayReport, Setting
 from headstart.lab.replay.points import Axes
@@ -22,6 +23,7 @@ def run(
     axes: Axes,
     block_sizes: Sequence[int],
     *,
+    costs: CostModel = PRESET,
     warmup: int = 0,
     kv_bytes_per_token: int | None = None,
     jobs: int = 1,
@@ -30,7 +32,7 @@ def run(
 ) -> ReplayReport:
     """Replay the trace at every point of ``axes`` and ``block_sizes``.
 
-    The first ``warmup`` requests do not count.  ``on_estimate`` is told what it will take, if that is long.
+    ``costs`` are for requests that overlap.  The first ``warmup`` requests do not count.  ``on_estimate`` is told what it will take, if that is long.
     ``replayed`` gets the points, and gives what is told how many requests are done, of all of them together.
     Raises ``TraceError`` for a trace without content, ``ConfigError`` for what does not go together.
     """
@@ -42,12 +44,12 @@ def run(
     bounds = {size: bounds_of(trace, size, warmup=warmup) for size in block_sizes}
     points = axes.points(bounds, kv_bytes_per_token)
     if on_estimate is not None:
-        expected = estimate(trace, points, jobs)
+        expected = estimate(trace, points, jobs, costs)
         if expected is not None and expected.is_long:
             on_estimate(expected)
     progress = None if replayed is None else replayed(points)
-    outcomes: list[Outcome] = sweep(trace, points, warmup=warmup, jobs=jobs, progress=progress)
-    return report_on(trace, outcomes, bounds, warmup=warmup)
+    outcomes: list[Outcome] = sweep(trace, points, costs=costs, warmup=warmup, jobs=jobs, progress=progress)
+    return report_on(trace, outcomes, bounds, costs=costs, warmup=warmup)
 
 
 def block_sizes(text: str | None, trace: Trace) -> list[int]:

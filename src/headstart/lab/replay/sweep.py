@@ -12,6 +12,7 @@ from signal import SIG_IGN, SIGINT, signal
 
 from headstart.errors import HeadstartError, LabError
 from headstart.lab.replay.chains import Chains, symbols_of
+from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import OPTIMAL, Outcome, Setting
 from headstart.lab.replay.point import replay_point
 from headstart.lab.traces.trace import Trace
@@ -21,18 +22,20 @@ def sweep(
     trace: Trace,
     points: Sequence[Setting],
     *,
+    costs: CostModel = PRESET,
     warmup: int = 0,
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> list[Outcome]:
     """The outcome of each point, in their order; ``jobs`` of them at a time, each in a process of its own.
 
-    ``progress`` is told how many requests are done, of all points together.
+    ``costs`` are for requests that overlap.  ``progress`` is told how many requests are done, of all points
+    together.
     Raises as `replay_point`, and ``LabError`` if a process dies.
     """
     if jobs > 1 and len(points) > 1:
-        return _side_by_side(trace, points, warmup, min(jobs, len(points)), progress)
-    runner, outcomes = _Runner(trace, warmup), []
+        return _side_by_side(_Runner(trace, costs, warmup), points, min(jobs, len(points)), progress)
+    runner, outcomes = _Runner(trace, costs, warmup), []
     for number, point in enumerate(points):
         base = number * len(trace.requests)
         told = None if progress is None else _add(base, progress)
@@ -43,41 +46,50 @@ def sweep(
 class _Runner:
     """Replays one point after the other; what points of one block size have in common is made once."""
 
-    def __init__(self, trace: Trace, warmup: int) -> None:
-        self._trace = trace
+    def __init__(self, trace: Trace, costs: CostModel, warmup: int) -> None:
+        self.trace = trace
+        self._costs = costs
         self._warmup = warmup
         self._chains: Chains | None = None
 
+    def without_bodies(self) -> _Runner:
+        """The same without the greater part of a raw log, which only a router reads."""
+        requests = [replace(each, body=None) for each in self.trace.requests]
+        return _Runner(replace(self.trace, requests=requests), self._costs, self._warmup)
+
     def run(self, point: Setting, progress: Callable[[int], None] | None) -> Outcome:
-        chains = self._chains_of(point)
-        return replay_point(self._trace, point, warmup=self._warmup, progress=progress, chains=chains)
+        """The outcome of one point."""
+        return replay_point(
+            self.trace,
+            point,
+            costs=self._costs,
+            warmup=self._warmup,
+            progress=progress,
+            chains=self._chains_of(point),
+        )
 
     def _chains_of(self, point: Setting) -> Chains | None:
-        by_tokens = self._trace.tokens_per_symbol == 1
-        if by_tokens and point.policy != OPTIMAL and point.capacity_blocks is not None:
+        by_tokens = self.trace.tokens_per_symbol == 1
+        alone = point.max_num_seqs is None and point.replicas == 1
+        if not alone or (by_tokens and point.policy != OPTIMAL and point.capacity_blocks is not None):
             return None  # nobody asks for them
-        block_symbols = symbols_of(point.block_size, self._trace)
+        block_symbols = symbols_of(point.block_size, self.trace)
         if self._chains is None or self._chains.block_symbols != block_symbols:
-            self._chains = Chains.of(self._trace, block_symbols)
+            self._chains = Chains.of(self.trace, block_symbols)
         return self._chains
 
 
 def _side_by_side(
-    trace: Trace,
-    points: Sequence[Setting],
-    warmup: int,
-    jobs: int,
-    progress: Callable[[int], None] | None,
+    runner: _Runner, points: Sequence[Setting], jobs: int, progress: Callable[[int], None] | None
 ) -> list[Outcome]:
-    sent = trace
+    num_requests = len(runner.trace.requests)
     if all(point.replicas == 1 for point in points):
-        # Bodies are the greater part of a raw log, and only a router reads them.
-        sent = replace(trace, requests=[replace(each, body=None) for each in trace.requests])
+        runner = runner.without_bodies()
     outcomes: dict[int, Outcome] = {}
     done = [0] * len(points)
     waiting = list(enumerate(points))[::-1]
     with ExitStack() as stack:
-        workers = [stack.enter_context(_Worker(sent, warmup)) for _ in range(jobs)]
+        workers = [stack.enter_context(_Worker(runner)) for _ in range(jobs)]
         busy = {worker.connection: worker for worker in workers if worker.take(waiting)}
         while busy:
             for connection in wait(list(busy)):
@@ -86,7 +98,7 @@ def _side_by_side(
                 said = worker.hear()
                 if isinstance(said, Outcome):
                     outcomes[worker.number] = said
-                    done[worker.number] = len(trace.requests)
+                    done[worker.number] = num_requests
                     if not worker.take(waiting):
                         del busy[connection]
                 else:
@@ -102,12 +114,10 @@ class _Worker:
     It is started afresh, not forked: this process may have threads (a progress bar's, the tokenizer's).
     """
 
-    def __init__(self, trace: Trace, warmup: int) -> None:
+    def __init__(self, runner: _Runner) -> None:
         context = get_context("spawn")
         self.connection, self._other = context.Pipe()
-        self._process: SpawnProcess = context.Process(
-            target=_work, args=(self._other, trace, warmup), daemon=True
-        )
+        self._process: SpawnProcess = context.Process(target=_work, args=(self._other, runner), daemon=True)
         self.number = 0
 
     def __enter__(self) -> _Worker:
@@ -144,10 +154,9 @@ class _Worker:
         return said
 
 
-def _work(connection: Connection, trace: Trace, warmup: int) -> None:
+def _work(connection: Connection, runner: _Runner) -> None:
     """What runs in a worker, until its connection closes."""
     signal(SIGINT, SIG_IGN)  # who interrupts the sweep interrupts the process that started this one
-    runner = _Runner(trace, warmup)
     while True:
         try:
             point = connection.recv()
