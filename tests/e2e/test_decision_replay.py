@@ -15,7 +15,8 @@ from headstart.lab.decisions.reader import LogReader
 from headstart.lab.decisions.replay import Replay
 from headstart.lab.replay.replay import replay
 from headstart.lab.replay.scheduled import replay_scheduled
-from headstart.lab.traces.decision_log import read_decision_log, recorded_setting
+from headstart.lab.traces.decision_log import recorded_setting
+from headstart.lab.traces.read import read_traces
 from headstart.model.source import ModelFiles
 from tests.e2e.conftest import Server, StartServer
 
@@ -97,9 +98,8 @@ def test_the_log_as_a_trace_comes_close(served: tuple[Path, dict[str, int]]) -> 
     """The engine's steps took other times than the cost model's, so that requests met other blocks."""
     path, told = served
     with path.open("rb") as file:
-        reader = LogReader(file, path.name)
-        trace = read_decision_log(reader, path.name)
-    setting = recorded_setting(reader.header)
+        setting = recorded_setting(LogReader(file, path.name).header)
+    trace = read_traces([str(path)])
     assert len(trace.requests) == REQUESTS
     assert trace.num_prompt_tokens == sum(len(body["prompt"]) for body in bodies())
     rate = sum(told.values()) / trace.num_prompt_tokens

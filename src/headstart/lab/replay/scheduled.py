@@ -18,10 +18,11 @@ from headstart.cache.tokens import ints_of
 from headstart.config import SchedulerConfig
 from headstart.engine.request import Request, SamplingParams, StepResult
 from headstart.engine.scheduler import Scheduler
-from headstart.lab.replay.chains import reachable_symbols
+from headstart.lab.replay.chains import Chains
 from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import Outcome, Served, Setting
 from headstart.lab.replay.overlapping import replay_overlapping
+from headstart.lab.replay.replay import num_reachable_tokens, unbounded
 from headstart.lab.traces.trace import Trace, TraceRequest
 
 HIGHEST_TOKEN = 2**31 - 1
@@ -37,6 +38,7 @@ def replay_scheduled(
     warmup: int = 0,
     max_num_batched_tokens: int | Literal["auto"] = 2048,
     progress: Callable[[int], None] | None = None,
+    chains: Chains | None = None,
 ) -> Outcome:
     """What the trace would have hit if its requests had overlapped, at most ``max_num_seqs`` at once.
 
@@ -45,12 +47,13 @@ def replay_scheduled(
     Traces of hash ids, whose symbols are blocks, go through `replay_overlapping`.
 
     The first ``warmup`` requests do not count.  ``progress`` is told how many requests have been met, now and
-    then.  Raises ``ConfigError`` for a setting that the trace cannot be replayed with.
+    then.  ``chains`` are those of the setting's block size, if somebody has made them.  Raises
+    ``ConfigError`` for a setting that the trace cannot be replayed with.
     """
     if trace.tokens_per_symbol > 1:
-        return replay_overlapping(trace, setting, costs, warmup=warmup, progress=progress)
+        return replay_overlapping(trace, setting, costs, warmup=warmup, progress=progress, chains=chains)
     started = perf_counter()
-    engine = SimulatedEngine(trace, setting, costs, max_num_batched_tokens)
+    engine = SimulatedEngine(trace, setting, costs, max_num_batched_tokens, chains)
     told = 0
     for number, request in enumerate(trace.requests):
         engine.run_until(engine.has_come(request))
@@ -91,13 +94,14 @@ class SimulatedEngine:
         setting: Setting,
         costs: CostModel,
         max_num_batched_tokens: int | Literal["auto"] = 2048,
+        chains: Chains | None = None,
     ) -> None:
         self.now = 0.0
         self.served: dict[int, Served] = {}
         self.num_refused = 0
         self.manager = KVCacheManager(
             CacheConfig(
-                num_blocks=setting.capacity_blocks or unbounded_with_answers(trace, setting.block_size),
+                num_blocks=_num_blocks(trace, setting, chains),
                 block_size=setting.block_size,
                 index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
                 policy=setting.policy,  # type: ignore[arg-type]
@@ -108,6 +112,8 @@ class SimulatedEngine:
             SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=self._seats),
             self.manager,
         )
+        self._trace = trace
+        self._setting = setting
         self._costs = costs
         self._has_times = trace.has_times
         self._made_up = count(HIGHEST_TOKEN, -1)
@@ -139,9 +145,8 @@ class SimulatedEngine:
         config = self.manager.config
         if prompt + size - 1 > config.num_blocks * config.block_size:  # the last one needs no slot
             self.num_refused += 1
-            self.served[number] = Served(
-                number, prompt, 0, self._reachable(prompt), {MissReason.SKIPPED: prompt}
-            )
+            reachable = num_reachable_tokens(recorded, self._trace, self._setting)
+            self.served[number] = Served(number, prompt, 0, reachable, {MissReason.SKIPPED: prompt})
             return
         name = str(number)
         come = recorded.arrival_s if self._has_times else None
@@ -175,18 +180,15 @@ class SimulatedEngine:
 
     def _serve(self, report: MissReport) -> None:
         live = self._live[report.request_id]
+        recorded = self._trace.requests[live.number]
         self.served[live.number] = Served(
             live.number,
             report.num_prompt_tokens,
             report.num_hit_tokens,
-            self._reachable(report.num_prompt_tokens),
+            num_reachable_tokens(recorded, self._trace, self._setting),
             report.tokens,
             first_token_s=self.now - live.arrival,
         )
-
-    def _reachable(self, num_prompt_tokens: int) -> int:
-        config = self.manager.config
-        return reachable_symbols(num_prompt_tokens, config.block_size, config.index)
 
 
 def num_answer_tokens(recorded: TraceRequest) -> int:
@@ -196,8 +198,17 @@ def num_answer_tokens(recorded: TraceRequest) -> int:
     return max(1, recorded.num_output_tokens or 0)
 
 
-def unbounded_with_answers(trace: Trace, block_size: int) -> int:
-    """So many blocks that nothing is ever evicted, and nobody waits."""
-    return 1 + sum(
-        -(-(request.num_symbols + num_answer_tokens(request)) // block_size) for request in trace.requests
-    )
+def _num_blocks(trace: Trace, setting: Setting, chains: Chains | None) -> int:
+    """The capacity, or what is never filled if that is less: more blocks would take memory for nothing.
+
+    That is what all requests have tokens for, or, if it is less, the blocks that differ, those of made-up
+    answers, and copies of what is computed side by side.
+    """
+    size, capacity = setting.block_size, setting.capacity_blocks
+    lengths = [-(-(request.num_symbols + num_answer_tokens(request)) // size) for request in trace.requests]
+    most = sum(lengths) + 1
+    if capacity is not None and capacity <= most:
+        return capacity
+    made_up = sum(-(-num_answer_tokens(each) // size) + 1 for each in trace.requests if not each.output)
+    side_by_side = (setting.max_num_seqs or 1) * max(lengths, default=0)
+    return min(most, unbounded(trace, size, chains) + made_up + side_by_side)

@@ -6,49 +6,50 @@ replay decides anew when each is let in, and how far it is computed in a step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from headstart.cache import Adapter, Namespace
+import msgspec
+
 from headstart.cache.tokens import run_of
-from headstart.engine.decisions import Allocate, BeginStep, Fork, Gone, Granted, Header, Seen, Tokens
-from headstart.errors import LogError
-from headstart.lab.decisions.reader import LogReader
+from headstart.engine.decisions import Allocate, BeginStep, Fork, Gone, Granted, Header, Record, Seen, Tokens
+from headstart.errors import RequestError
+from headstart.lab.decisions.reader import read_header
 from headstart.lab.replay.outcome import Setting
-from headstart.lab.traces.trace import BadLine, Trace, TraceFormat, TraceRequest
+from headstart.lab.traces.draft import Draft
+from headstart.lab.traces.fields import salt_of, told
+from headstart.lab.traces.source import Source
 
 
-def read_decision_log(reader: LogReader, name: str) -> Trace:
+def read_decision_log(source: Source) -> Iterator[Draft]:
     """The requests that were ever let in, in the order in which the scheduler first looked at them.
 
-    A request's time is that of this look, since the log does not know when it came: seconds from the log's
-    first step on.  Further choices of a prompt (``n``) are no requests of their own.  Salts are the log's
-    pseudonyms.  Requests are skipped that tokens alone do not describe: those with media or embeddings, and
-    those that read nothing from the cache.
-
-    Raises ``LogError`` for a damaged log; one that breaks off is read as far as it goes.
+    A request's time is that of this look, since the log does not know when it came.  Further choices of a
+    prompt (``n``) are no requests of their own.  Salts are the log's pseudonyms, adapters count as models.
+    Requests are skipped that tokens alone do not describe: those with media or embeddings, and those that
+    read nothing from the cache.  Raises ``LogError`` for what is no decision log, or one of another version.
     """
-    reading = _Reading(name)
-    for line, record in enumerate(reader.records(), start=2):  # the header is the first
-        match record:
-            case BeginStep(now):
-                reading.begin_step(now)
-            case Seen():
-                reading.meet(record, line)
-            case Tokens(number, tokens):
-                reading.known(number, line).answer += tokens
-            case Allocate(number, _, _, Granted()):
-                reading.admit(number, line)
-            case Fork(_, child):
-                reading.known(child, line).is_choice = True
-            case Gone(number):
-                reading.live.pop(number, None)
-            case _:  # nothing about requests
-                pass
-    return reading.trace()
+    records = iter(source.records)
+    first = next(records, None)
+    read_header(first.data if first else b"", source.file)
+    log = _Log()
+    decode = msgspec.json.Decoder(Record).decode
+    for line, data in records:
+        try:
+            log.take(decode(data), line)
+        except msgspec.DecodeError as error:
+            source.skip(line, told(error))
+        except KeyError as error:
+            source.skip(line, f"it is about request {error}, which the log does not have before it")
+    for met in log.admitted():
+        try:
+            yield _draft(met)
+        except (ValueError, RequestError) as error:
+            source.skip(met.line, str(error))
 
 
 def recorded_setting(header: Header) -> Setting:
-    """The setting of the cache that the log is about; how many requests overlapped is not in it."""
+    """The setting of the cache that a log is about; how many requests overlapped is not in it."""
     cache = header.cache
     return Setting(cache.policy, cache.index, cache.block_size, cache.num_blocks)
 
@@ -59,76 +60,64 @@ class _Met:
 
     seen: Seen
     line: int
-    looked_at: float
+    time: float
     is_choice: bool = False
+    is_admitted: bool = False
     answer: list[int] = field(default_factory=list)
 
 
-class _Reading:
-    """A log's requests, as far as it was read: ``live`` are those that it may still mention."""
+class _Log:
+    """The requests of a log, as far as it was read."""
 
-    def __init__(self, name: str) -> None:
-        self.live: dict[int, _Met] = {}
-        self._name = name
-        self._admitted: dict[int, _Met] = {}
-        self._began: float | None = None
+    def __init__(self) -> None:
         self._now = 0.0
+        self._live: dict[int, _Met] = {}  # that the log may still mention
+        self._met: list[_Met] = []
 
-    def begin_step(self, now: float) -> None:
-        if self._began is None:
-            self._began = now
-        self._now = now - self._began
+    def take(self, record: Record, line: int) -> None:
+        """The next record.  Raises ``KeyError`` for one about a request that the log does not have."""
+        match record:
+            case BeginStep(now):
+                self._now = now
+            case Seen():
+                self._live[record.number] = _Met(record, line, self._now)
+                self._met.append(self._live[record.number])
+            case Tokens(number, tokens):
+                self._live[number].answer += tokens
+            case Allocate(number, _, _, Granted()):
+                self._live[number].is_admitted = True
+            case Fork(_, child):
+                self._live[child].is_choice = True
+            case Gone(number):
+                del self._live[number]
+            case _:  # nothing about requests
+                pass
 
-    def meet(self, seen: Seen, line: int) -> None:
-        self.live[seen.number] = _Met(seen, line, self._now)
-
-    def admit(self, number: int, line: int) -> None:
-        met = self.known(number, line)
-        if not met.is_choice:
-            self._admitted[number] = met
-
-    def known(self, number: int, line: int) -> _Met:
-        met = self.live.get(number)
-        if met is None:
-            raise LogError(
-                f"{self._name} is damaged in line {line}: request {number} is not in the log before it"
-            )
-        return met
-
-    def trace(self) -> Trace:
-        requests: list[TraceRequest] = []
-        skipped: list[BadLine] = []
-        for _, met in sorted(self._admitted.items()):
-            why = _not_told(met.seen)
-            if why is None:
-                requests.append(self._request(met))
-            else:
-                skipped.append(BadLine(self._name, met.line, why))
-        return Trace(self._name, TraceFormat.DECISION_LOG, requests, skipped=skipped)
-
-    def _request(self, met: _Met) -> TraceRequest:
-        seen = met.seen
-        size = len(seen.tokens) if seen.num_prompt_tokens is None else seen.num_prompt_tokens
-        answer = seen.tokens[size:] + met.answer
-        adapter = None if seen.adapter is None else Adapter(*seen.adapter)
-        return TraceRequest(
-            symbols=bytes(run_of(seen.tokens[:size])),
-            num_prompt_tokens=size,
-            arrival_s=met.looked_at,
-            num_output_tokens=len(answer),
-            namespace=Namespace(adapter, seen.salt),
-            output=bytes(run_of(answer)),
-            line=met.line,
-            file=self._name,
-        )
+    def admitted(self) -> Iterator[_Met]:
+        """Those that were let in, in the order in which the manager met them."""
+        return (met for met in self._met if met.is_admitted and not met.is_choice)
 
 
-def _not_told(seen: Seen) -> str | None:
-    """Why the tokens do not tell all; None if they do."""
+def _draft(met: _Met) -> Draft:
+    """The request.  Raises ``ValueError`` with a sentence if tokens do not tell all of it."""
+    seen = met.seen
     if seen.media:
-        return "the prompt has images or other media"
+        raise ValueError("the prompt has images or other media")
     if seen.prompt_embeds is not None:
-        return "the prompt has embeddings"
+        raise ValueError("the prompt has embeddings")
     if seen.skip_reading:
-        return "the request reads nothing from the cache, since it wants its prompt's log-probabilities"
-    return None
+        raise ValueError("the request wants its prompt's log-probabilities, and reads nothing from the cache")
+    if not seen.tokens:
+        raise ValueError("the prompt has no tokens")
+    size = len(seen.tokens) if seen.num_prompt_tokens is None else seen.num_prompt_tokens
+    answer = seen.tokens[size:] + met.answer
+    return Draft(
+        met.line,
+        bytes(run_of(seen.tokens[:size])),
+        size,
+        time=met.time,
+        num_output_tokens=len(answer),
+        output=bytes(run_of(answer)),
+        salt=salt_of(seen.salt),
+        model=None if seen.adapter is None else " ".join(seen.adapter),
+    )
