@@ -13,10 +13,10 @@ from time import perf_counter
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.cache.reasons import MissReason
 from headstart.lab.replay.block_misses import BlockMisses
-from headstart.lab.replay.chains import Chains, symbols_of
+from headstart.lab.replay.chains import Chains, reachable_symbols, symbols_of
 from headstart.lab.replay.costs import CostModel
 from headstart.lab.replay.outcome import Outcome, Served, Setting
-from headstart.lab.replay.replay import num_blocks_of, num_reachable_tokens
+from headstart.lab.replay.replay import num_blocks_of
 from headstart.lab.traces.trace import Trace, TraceRequest
 
 _CHUNK = 2048  # tokens of a prompt that one step computes
@@ -29,11 +29,10 @@ def replay_overlapping(
     *,
     warmup: int = 0,
     progress: Callable[[int], None] | None = None,
-    chains: Chains | None = None,
 ) -> Outcome:
     """See `replay_scheduled`, which has the same arguments and result."""
     started = perf_counter()
-    pool = _Pool(trace, setting, costs, chains)
+    pool = _Pool(trace, setting, costs)
     for number, request in enumerate(trace.requests):
         pool.serve(number, request)
         if progress is not None and number % 256 == 0:
@@ -45,10 +44,9 @@ def replay_overlapping(
 class _Pool:
     """A cache core, and who holds blocks of it until when."""
 
-    def __init__(self, trace: Trace, setting: Setting, costs: CostModel, chains: Chains | None) -> None:
+    def __init__(self, trace: Trace, setting: Setting, costs: CostModel) -> None:
         block_symbols = symbols_of(setting.block_size, trace)
-        chains = chains or Chains.of(trace, block_symbols)
-        self._block_misses = BlockMisses(trace, chains, whole_blocks=setting.prefix_index == "hash")
+        chains = Chains.of(trace, block_symbols)
         self.manager = KVCacheManager(
             CacheConfig(
                 num_blocks=num_blocks_of(trace, setting, block_symbols, chains),
@@ -60,14 +58,14 @@ class _Pool:
         )
         self.served: list[Served] = []
         self.num_refused = 0
-        self._trace = trace
-        self._setting = setting
+        self._size = trace.tokens_per_symbol
         self._has_times = trace.has_times
         self._seats = setting.max_num_seqs or 1
         self._costs = costs
         self._now = 0.0
         self._prompts_done = 0.0  # prompts are computed one after the other
         self._running: list[tuple[float, int, CacheRequest]] = []  # a heap by the time when they end
+        self._misses = BlockMisses(trace, chains, whole_blocks=setting.prefix_index == "hash")
 
     def serve(self, number: int, recorded: TraceRequest) -> None:
         """Let time go on until the request can be let in, or nobody is left whom it could wait for."""
@@ -82,15 +80,17 @@ class _Pool:
         while num_hit is None and self._running:
             self._end_next()
             num_hit = self._admit(request)
-        reachable = num_reachable_tokens(recorded, self._trace, self._setting)
-        tokens = recorded.num_prompt_tokens
+        waited = None
         if num_hit is None:
             self.num_refused += 1
-            self.served.append(Served(number, tokens, 0, reachable, {MissReason.SKIPPED: tokens}))
-            return
-        waited = self._run(number, request, recorded, num_hit) - arrival
-        misses = self._block_misses.of(number, num_hit)
-        self.served.append(Served(number, tokens, num_hit, reachable, misses, first_token_s=waited))
+        else:
+            waited = self._run(number, request, recorded, num_hit) - arrival
+        tokens = recorded.num_prompt_tokens
+        misses = {MissReason.SKIPPED: tokens} if num_hit is None else self._misses.of(number, num_hit)
+        block_symbols = self.manager.config.block_size
+        reachable = reachable_symbols(request.num_tokens, block_symbols, self.manager.config.index)
+        reachable *= self._size
+        self.served.append(Served(number, tokens, num_hit or 0, reachable, misses, first_token_s=waited))
 
     def _admit(self, request: CacheRequest) -> int | None:
         """How many tokens it hits; None if there is no seat, or no room for its blocks."""
@@ -102,7 +102,7 @@ class _Pool:
             missing = request.num_tokens - attempt.num_tokens
             if self.manager.allocate_slots(request, missing, attempt) is not None:
                 self.manager.commit_step()
-                return attempt.num_tokens * self._trace.tokens_per_symbol
+                return attempt.num_tokens * self._size
         self.manager.rollback_step()
         return None
 

@@ -9,7 +9,7 @@ from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.cache.reasons import MissReason
 from headstart.cache.tokens import TOKEN_BYTES
 from headstart.lab.replay.block_misses import BlockMisses
-from headstart.lab.replay.chains import Chains, computed_output, symbols_of
+from headstart.lab.replay.chains import Chains, computed_output, reachable_symbols, symbols_of
 from headstart.lab.replay.outcome import Outcome, Served, Setting
 from headstart.lab.traces.trace import Trace, TraceRequest
 
@@ -31,13 +31,15 @@ def replay(
     Raises ``ConfigError`` for a setting that the trace cannot be replayed with.
     """
     started = perf_counter()
-    cache = _Cache(trace, setting, chains)
+    block_symbols = symbols_of(setting.block_size, trace)
+    cache = _Cache(trace, setting, block_symbols, chains)
     served, refused = [], 0
     for number, request in enumerate(trace.requests):
         num_hit, misses = cache.serve(number, request)
         refused += num_hit is None
         if number >= warmup:
-            reachable = num_reachable_tokens(request, trace, setting)
+            reachable = reachable_symbols(request.num_symbols, block_symbols, setting.prefix_index)
+            reachable *= trace.tokens_per_symbol
             served.append(Served(number, request.num_prompt_tokens, num_hit or 0, reachable, misses))
         if progress is not None and number % 256 == 0:
             progress(number)
@@ -47,17 +49,16 @@ def replay(
 class _Cache:
     """A cache core of a setting, asked in the trace's symbols and answering in tokens."""
 
-    def __init__(self, trace: Trace, setting: Setting, chains: Chains | None) -> None:
+    def __init__(self, trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> None:
         self._tokens_per_symbol = trace.tokens_per_symbol
-        self._block_symbols = symbols_of(setting.block_size, trace)
         self._block_misses: BlockMisses | None = None
         if trace.tokens_per_symbol > 1:
-            chains = chains or Chains.of(trace, self._block_symbols)
+            chains = chains or Chains.of(trace, block_symbols)
             self._block_misses = BlockMisses(trace, chains, whole_blocks=setting.prefix_index == "hash")
         self._manager = KVCacheManager(
             CacheConfig(
-                num_blocks=num_blocks_of(trace, setting, self._block_symbols, chains),
-                block_size=self._block_symbols,
+                num_blocks=num_blocks_of(trace, setting, block_symbols, chains),
+                block_size=block_symbols,
                 index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
                 policy=setting.policy,  # type: ignore[arg-type]
                 explain_misses=self._block_misses is None,
@@ -86,14 +87,6 @@ class _Cache:
     def num_evicted_blocks(self) -> int:
         """So far."""
         return self._manager.num_evicted_blocks
-
-
-def num_reachable_tokens(request: TraceRequest, trace: Trace, setting: Setting) -> int:
-    """The most tokens that could be a hit: what is before the last symbol, or its whole blocks."""
-    symbols = max(0, request.num_symbols - 1)
-    if setting.prefix_index == "hash":
-        symbols -= symbols % symbols_of(setting.block_size, trace)
-    return symbols * trace.tokens_per_symbol
 
 
 def _admit(manager: KVCacheManager, request: CacheRequest) -> int | None:

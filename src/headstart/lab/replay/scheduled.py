@@ -18,11 +18,11 @@ from headstart.cache.tokens import ints_of
 from headstart.config import SchedulerConfig
 from headstart.engine.request import Request, SamplingParams, StepResult
 from headstart.engine.scheduler import Scheduler
-from headstart.lab.replay.chains import Chains
+from headstart.lab.replay.chains import reachable_symbols
 from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import Outcome, Served, Setting
 from headstart.lab.replay.overlapping import replay_overlapping
-from headstart.lab.replay.replay import num_reachable_tokens, unbounded
+from headstart.lab.replay.replay import unbounded
 from headstart.lab.traces.trace import Trace, TraceRequest
 
 HIGHEST_TOKEN = 2**31 - 1
@@ -38,7 +38,6 @@ def replay_scheduled(
     warmup: int = 0,
     max_num_batched_tokens: int | Literal["auto"] = 2048,
     progress: Callable[[int], None] | None = None,
-    chains: Chains | None = None,
 ) -> Outcome:
     """What the trace would have hit if its requests had overlapped, at most ``max_num_seqs`` at once.
 
@@ -47,13 +46,12 @@ def replay_scheduled(
     Traces of hash ids, whose symbols are blocks, go through `replay_overlapping`.
 
     The first ``warmup`` requests do not count.  ``progress`` is told how many requests have been met, now and
-    then.  ``chains`` are those of the setting's block size, if somebody has made them.  Raises
-    ``ConfigError`` for a setting that the trace cannot be replayed with.
+    then.  Raises ``ConfigError`` for a setting that the trace cannot be replayed with.
     """
     if trace.tokens_per_symbol > 1:
-        return replay_overlapping(trace, setting, costs, warmup=warmup, progress=progress, chains=chains)
+        return replay_overlapping(trace, setting, costs, warmup=warmup, progress=progress)
     started = perf_counter()
-    engine = SimulatedEngine(trace, setting, costs, max_num_batched_tokens, chains)
+    engine = SimulatedEngine(trace, setting, costs, max_num_batched_tokens)
     told = 0
     for number, request in enumerate(trace.requests):
         engine.run_until(engine.has_come(request))
@@ -94,14 +92,13 @@ class SimulatedEngine:
         setting: Setting,
         costs: CostModel,
         max_num_batched_tokens: int | Literal["auto"] = 2048,
-        chains: Chains | None = None,
     ) -> None:
         self.now = 0.0
         self.served: dict[int, Served] = {}
         self.num_refused = 0
         self.manager = KVCacheManager(
             CacheConfig(
-                num_blocks=_num_blocks(trace, setting, chains),
+                num_blocks=_num_blocks(trace, setting),
                 block_size=setting.block_size,
                 index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
                 policy=setting.policy,  # type: ignore[arg-type]
@@ -112,8 +109,6 @@ class SimulatedEngine:
             SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=self._seats),
             self.manager,
         )
-        self._trace = trace
-        self._setting = setting
         self._costs = costs
         self._has_times = trace.has_times
         self._made_up = count(HIGHEST_TOKEN, -1)
@@ -145,8 +140,9 @@ class SimulatedEngine:
         config = self.manager.config
         if prompt + size - 1 > config.num_blocks * config.block_size:  # the last one needs no slot
             self.num_refused += 1
-            reachable = num_reachable_tokens(recorded, self._trace, self._setting)
-            self.served[number] = Served(number, prompt, 0, reachable, {MissReason.SKIPPED: prompt})
+            self.served[number] = Served(
+                number, prompt, 0, self._reachable(prompt), {MissReason.SKIPPED: prompt}
+            )
             return
         name = str(number)
         come = recorded.arrival_s if self._has_times else None
@@ -180,15 +176,18 @@ class SimulatedEngine:
 
     def _serve(self, report: MissReport) -> None:
         live = self._live[report.request_id]
-        recorded = self._trace.requests[live.number]
         self.served[live.number] = Served(
             live.number,
             report.num_prompt_tokens,
             report.num_hit_tokens,
-            num_reachable_tokens(recorded, self._trace, self._setting),
+            self._reachable(report.num_prompt_tokens),
             report.tokens,
             first_token_s=self.now - live.arrival,
         )
+
+    def _reachable(self, num_prompt_tokens: int) -> int:
+        config = self.manager.config
+        return reachable_symbols(num_prompt_tokens, config.block_size, config.index)
 
 
 def num_answer_tokens(recorded: TraceRequest) -> int:
@@ -198,7 +197,7 @@ def num_answer_tokens(recorded: TraceRequest) -> int:
     return max(1, recorded.num_output_tokens or 0)
 
 
-def _num_blocks(trace: Trace, setting: Setting, chains: Chains | None) -> int:
+def _num_blocks(trace: Trace, setting: Setting) -> int:
     """The capacity, or what is never filled if that is less: more blocks would take memory for nothing.
 
     That is what all requests have tokens for, or, if it is less, the blocks that differ, those of made-up
@@ -211,4 +210,4 @@ def _num_blocks(trace: Trace, setting: Setting, chains: Chains | None) -> int:
         return capacity
     made_up = sum(-(-num_answer_tokens(each) // size) + 1 for each in trace.requests if not each.output)
     side_by_side = (setting.max_num_seqs or 1) * max(lengths, default=0)
-    return min(most, unbounded(trace, size, chains) + made_up + side_by_side)
+    return min(most, unbounded(trace, size) + made_up + side_by_side)
