@@ -48,6 +48,12 @@ class Chains:
         return -(-num_symbols // self.block_symbols)
 
 
+def reachable_symbols(num_symbols: int, block_symbols: int, prefix_index: str) -> int:
+    """The most symbols of a prompt that can be a hit: all but the last, in whole blocks with `hash`."""
+    most = max(0, num_symbols - 1)
+    return most - most % block_symbols if prefix_index == "hash" else most
+
+
 def computed_output(request: TraceRequest) -> bytes:
     """The run of the answer's tokens whose K and V are computed: all but the last one."""
     return request.output[:-TOKEN_BYTES] if request.output else b""
