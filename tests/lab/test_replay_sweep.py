@@ -78,7 +78,7 @@ def test_names_in_lists() -> None:
     [
         ({"policies": ["arc"]}, "there is no policy 'arc': there are lru, fifo, lfu, .*, optimal, or all"),
         ({"indexes": ["tree"]}, "there is no prefix index 'tree': there are radix, hash, or all"),
-        ({"max_num_seqs": 8}, "the optimum is that of one cache and one request after the other"),
+        ({"max_num_seqs": (8,)}, "the optimum is that of one cache and one request after the other"),
         ({"replicas": 2}, "the optimum is that of one cache"),
     ],
 )

@@ -13,13 +13,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from headstart.cli.pull import fetch_progress
 from headstart.config import ModelConfig
-from headstart.errors import HeadstartError
+from headstart.errors import HeadstartError, LabError
 from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.costs import PRESET, CostModel
+from headstart.lab.replay.html import render
 from headstart.lab.replay.outcome import OPTIMAL
-from headstart.lab.replay.points import INDEXES, POLICIES, Axes, names
+from headstart.lab.replay.points import INDEXES, ONLINE, POLICIES, ROUTINGS, Axes, names, parse_seqs
 from headstart.lab.replay.report import fields
-from headstart.lab.replay.routers import Routing
 from headstart.lab.replay.run import block_sizes, run, warmup_requests
 from headstart.lab.replay.tables import print_report
 from headstart.lab.traces.read import read_traces
@@ -37,7 +37,7 @@ def replay(
     traces: Annotated[
         list[str],
         typer.Argument(
-            metavar="TRACE…", help="Files of recorded traffic, gzip and zstd too; - is standard input."
+            metavar="TRACE", help="Files of recorded traffic, gzip and zstd too; - is standard input."
         ),
     ],
     format_: Annotated[
@@ -107,11 +107,11 @@ def replay(
         ),
     ] = None,
     max_num_seqs: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Let so many requests overlap, as they came: running ones hold their blocks.",
-            show_default="one after the other",
-            min=1,
+            help="Let so many requests overlap, as they came: running ones hold their blocks. Several with "
+            "commas; none is one after the other.",
+            show_default="none",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -127,16 +127,24 @@ def replay(
         ),
     ] = "",
     routing: Annotated[
-        Routing,
+        str,
         typer.Option(
-            help="How they share the requests.",
+            help=f"How they share the requests: {', '.join(ROUTINGS)}, several with commas, or all.",
             rich_help_panel=_LOAD,
         ),
-    ] = Routing.PREFIX,
+    ] = "prefix",
     jobs: Annotated[
         int,
         typer.Option(help="Replay so many settings at a time, in processes.", min=1, rich_help_panel=_LOAD),
     ] = 1,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a report for a browser into this file, too; it has no prompts' text.",
+            dir_okay=False,
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print everything as JSON, and nothing else.", rich_help_panel=_OUTPUT),
@@ -161,13 +169,14 @@ def replay(
     """
     console = Console(stderr=True)
     try:
+        seqs = parse_seqs(max_num_seqs)
         axes = Axes(
-            policies=names(policy or _policies(max_num_seqs, replicas), _possible(max_num_seqs, replicas)),
+            policies=_policies(policy, alone=None in seqs and replicas == 1),
             indexes=names(prefix_index, INDEXES),
             capacities=Capacity.parse_list(capacity),
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=seqs,
             replicas=replicas,
-            routing=str(routing),
+            routings=names(routing, ROUTINGS),
         )
         trace = _read(traces, format_, model, console, strict=strict)
         with _progress("replaying", console) as bar:
@@ -182,6 +191,8 @@ def replay(
                 on_estimate=lambda expected: console.print(f"This will take {expected}."),
                 replayed=lambda points: _told(bar, len(points) * len(trace.requests)),
             )
+        if html is not None:
+            _write(html, render(report, trace))
     except HeadstartError as error:
         typer.echo(f"headstart replay: {error}", err=True)
         raise typer.Exit(1) from error
@@ -191,14 +202,11 @@ def replay(
         print_report(report, Console(highlight=False))
 
 
-def _possible(max_num_seqs: int | None, replicas: int) -> list[str]:
-    """All policies; the optimum is defined for one cache and one request after the other."""
-    alone = max_num_seqs is None and replicas == 1
-    return [policy for policy in POLICIES if alone or policy != OPTIMAL]
-
-
-def _policies(max_num_seqs: int | None, replicas: int) -> str:
-    return ",".join(policy for policy in ("lru", OPTIMAL) if policy in _possible(max_num_seqs, replicas))
+def _policies(policy: str | None, *, alone: bool) -> list[str]:
+    """The optimum is defined for one cache and one request after the other: else it is not among all."""
+    if alone:
+        return names(policy or f"lru,{OPTIMAL}", POLICIES)
+    return names(policy or "lru", ONLINE)
 
 
 def _read(
@@ -212,6 +220,13 @@ def _read(
         sizes = [Path(path).stat().st_size for path in traces if Path(path).is_file()]
         told = _told(bar, sum(sizes) if len(sizes) == len(traces) else None)
         return read_traces(traces, format=format_, reader=reader, strict=strict, progress=told)
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise LabError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _kv_bytes(model: str | None) -> int | None:

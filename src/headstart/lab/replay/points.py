@@ -10,9 +10,13 @@ from headstart.config import PolicyName, PrefixIndexName
 from headstart.errors import ConfigError
 from headstart.lab.replay.capacity import Capacity, distinct
 from headstart.lab.replay.outcome import OPTIMAL, Bounds, Setting
+from headstart.lab.replay.routers import Routing
 
 POLICIES = (*get_args(PolicyName), OPTIMAL)
+ROUTINGS = tuple(map(str, Routing))
 INDEXES = get_args(PrefixIndexName)
+ONLINE = get_args(PolicyName)
+"""Those that know no future."""
 ALL = "all"
 
 
@@ -20,21 +24,22 @@ ALL = "all"
 class Axes:
     """What a sweep varies; each point is one of each.
 
-    ``max_num_seqs`` and ``replicas`` are the same at all points.  Raises ``ConfigError`` for names that are
-    none, and for the optimum where it is not defined.
+    ``max_num_seqs`` None is one request after the other; with one replica there is nothing to route.
+    Raises ``ConfigError`` for names that are none, and for the optimum where it is not defined.
     """
 
     policies: Sequence[str]
     indexes: Sequence[str]
     capacities: Sequence[Capacity]
-    max_num_seqs: int | None = None
+    max_num_seqs: Sequence[int | None] = (None,)
     replicas: int = 1
-    routing: str = "prefix"
+    routings: Sequence[str] = ("prefix",)
 
     def __post_init__(self) -> None:
         _known("policy", self.policies, POLICIES)
         _known("prefix index", self.indexes, INDEXES)
-        if OPTIMAL in self.policies and (self.max_num_seqs is not None or self.replicas > 1):
+        _known("routing", self.routings, ROUTINGS)
+        if OPTIMAL in self.policies and not (self.replicas == 1 and None in self.max_num_seqs):
             raise ConfigError(
                 "the optimum is that of one cache and one request after the other: with --max-num-seqs and "
                 "--replicas leave --policy optimal out"
@@ -54,9 +59,11 @@ class Axes:
                 ]
             )
             found += [
-                Setting(policy, index, block_size, capacity, self.max_num_seqs, self.replicas, self.routing)
+                Setting(policy, index, block_size, capacity, seqs, self.replicas, routing)
                 for policy in self.policies
                 for index in (self.indexes if policy != OPTIMAL else ("hash",))
+                for routing in (self.routings if self.replicas > 1 else ("prefix",))
+                for seqs in (self.max_num_seqs if policy != OPTIMAL else (None,))
                 for capacity in capacities
             ]
         return found
@@ -66,6 +73,23 @@ def names(text: str, everything: Sequence[str]) -> list[str]:
     """A list with commas, each name once; ``all`` is everything."""
     given = [part.strip() for part in text.split(",")]
     return list(dict.fromkeys(everything if ALL in given else given))
+
+
+def parse_seqs(text: str | None) -> list[int | None]:
+    """How many requests overlap, with commas between the numbers; ``none`` is one after the other.
+
+    Raises ``ConfigError`` for what is neither.
+    """
+    found: list[int | None] = []
+    for part in ("none" if text is None else text).split(","):
+        word = part.strip().lower()
+        if word == "none":
+            found.append(None)
+        elif word.isascii() and word.isdigit() and len(word) < 10 and int(word) > 0:
+            found.append(int(word))
+        else:
+            raise ConfigError(f"--max-num-seqs takes numbers of requests from 1 on, or none, not {part!r}")
+    return list(dict.fromkeys(found))
 
 
 def _known(what: str, given: Sequence[str], known: Sequence[str]) -> None:

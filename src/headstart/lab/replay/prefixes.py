@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.cache.tokens import TOKEN_BYTES
+from headstart.lab.replay.chains import symbols_of
 from headstart.lab.replay.outcome import Outcome
-from headstart.lab.replay.replay import symbols_of
 from headstart.lab.traces.trace import Trace
 
 Ints = npt.NDArray[np.int64]

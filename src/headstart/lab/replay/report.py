@@ -59,9 +59,7 @@ def definitions(trace: Trace, outcomes: Sequence[Outcome], costs: CostModel, war
     """What the rates mean, and what is left out, as sentences."""
     counted = len(trace.requests) - warmup
     if warmup:
-        start = (
-            f"The first {warmup:,} requests fill the cache and are not counted: the rates are of the last "
-        )
+        start = f"The first {warmup:,} requests fill the cache and do not count: the rates are of the last "
         start += f"{counted:,}, on a warm cache."
     else:
         start = f"All {counted:,} requests count, from an empty cache on: the cold start is in."
@@ -75,8 +73,8 @@ def definitions(trace: Trace, outcomes: Sequence[Outcome], costs: CostModel, war
     if any(one.setting.max_num_seqs is not None for one in outcomes):
         when = "at the trace's times" if trace.has_times else "as soon as there is a seat"
         sentences.append(
-            f"Requests come {when} and overlap, as many at once as there are seats; what runs holds its blocks. "
-            f"Steps take as long as this cost model says, in seconds: {costs}."
+            f"Requests come {when} and overlap, so many at once; what runs holds its blocks. Steps take as "
+            f"long as this cost model says, in seconds: {costs}."
         )
     else:
         sentences.append("Each request is computed and done before the next comes: none waits or overlaps.")
@@ -96,6 +94,8 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
             "counts as computed, for its last token. It takes a block of the cache, though it may be "
             "partly filled."
         )
+    elif all(one.setting.max_num_seqs is not None for one in outcomes):
+        found.append("Answers that the trace does not have are made up, of tokens that no prompt has.")
     elif any(request.output for request in trace.requests):
         found.append("Answers that the trace has are cached behind their prompts, as an engine does.")
     else:

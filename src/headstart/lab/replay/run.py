@@ -32,7 +32,8 @@ def run(
 ) -> ReplayReport:
     """Replay the trace at every point of ``axes`` and ``block_sizes``.
 
-    ``costs`` are for requests that overlap.  The first ``warmup`` requests do not count.  ``on_estimate`` is told what it will take, if that is long.
+    ``costs`` are for requests that overlap.  The first ``warmup`` requests do not count.  ``on_estimate`` is
+    told what it will take, if that is long.
     ``replayed`` gets the points, and gives what is told how many requests are done, of all of them together.
     Raises ``TraceError`` for a trace without content, ``ConfigError`` for what does not go together.
     """

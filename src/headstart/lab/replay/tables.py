@@ -61,7 +61,7 @@ class _Varies:
         index = "(blocks)" if setting.policy == OPTIMAL else setting.prefix_index
         cells = [setting.policy, index, str(setting.block_size)]
         if self._with_seqs:
-            cells.append("1" if setting.max_num_seqs is None else f"{setting.max_num_seqs:,}")
+            cells.append("" if setting.max_num_seqs is None else f"{setting.max_num_seqs:,}")
         if self._with_replicas:
             cells.append(f"{setting.replicas}, {setting.routing}")
         return cells
