@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from headstart.lab.traces.csv_lines import COLUMNS, read_csv
+from headstart.lab.traces.decision_log import read_decision_log
 from headstart.lab.traces.draft import Draft
 from headstart.lab.traces.hash_ids import read_hash_ids
 from headstart.lab.traces.openai_logs import read_openai
@@ -41,4 +42,5 @@ RULES: Mapping[TraceFormat, Rules] = {
     TraceFormat.TOKENS: Rules(read_tokens),
     TraceFormat.AZURE: Rules(_AZURE, seconds=1.0, has_content=False),
     TraceFormat.BURSTGPT: Rules(_BURSTGPT, seconds=1.0, has_content=False),
+    TraceFormat.DECISION_LOG: Rules(read_decision_log, seconds=1.0),
 }
