@@ -152,7 +152,7 @@ def test_no_block_size_at_all(tmp_path: Path) -> None:
 
 def test_a_block_size_that_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no line of .* can be read as mooncake; line 1: input_length 512"):
-        read(tmp_path / "t", row([1]), hash_block_size=8)
+        read(tmp_path / "t", row([1]), "nonsense", hash_block_size=8)
 
 
 def test_block_sizes_are_for_hash_ids(tmp_path: Path) -> None:

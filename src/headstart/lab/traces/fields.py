@@ -55,4 +55,4 @@ def told(error: Exception) -> str:
         case msgspec.ValidationError():
             return str(error)
         case _:
-            return f"it is no JSON: {error}"
+            return f"it is no JSON: {str(error).removeprefix('JSON is malformed: ')}"
