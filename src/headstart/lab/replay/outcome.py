@@ -13,7 +13,6 @@ The last token never counts as a hit.  Warm-up requests are replayed and not cou
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -49,6 +48,8 @@ class Served(NamedTuple):
     """The most that could have been a hit: all but what must be computed."""
     misses: dict[MissReason, int]
     replica: int = 0
+    first_token_s: float | None = None
+    """From arrival to the first token, where time is simulated."""
 
     @property
     def is_full_hit(self) -> bool:
@@ -113,6 +114,12 @@ class Outcome:
         """Missed tokens by reason, where there are any, in the order of the reasons."""
         return sum_misses(one.misses for one in self.served)
 
+    @property
+    def mean_first_token_s(self) -> float | None:
+        """Simulated seconds to the first token, over the requests that had one; None where time is not."""
+        times = [one.first_token_s for one in self.served if one.first_token_s is not None]
+        return sum(times) / len(times) if times else None
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -151,11 +158,14 @@ class ReplayReport:
     outcomes: list[Outcome]
     definitions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    num_skipped: int = 0
+    """Lines of the trace that could not be read."""
 
 
 def sum_misses(misses: Iterable[dict[MissReason, int]]) -> dict[MissReason, int]:
     """Added up, in the order of the reasons, without those that are zero."""
-    total: Counter[MissReason] = Counter()
+    total = dict.fromkeys(MissReason, 0)
     for one in misses:
-        total.update(one)
-    return {reason: total[reason] for reason in MissReason if total[reason]}
+        for reason, num_tokens in one.items():
+            total[reason] += num_tokens
+    return {reason: num_tokens for reason, num_tokens in total.items() if num_tokens}

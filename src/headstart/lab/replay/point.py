@@ -1,0 +1,36 @@
+"""One point of a sweep, by whatever replays its kind of setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headstart.lab.replay.chains import Chains
+from headstart.lab.replay.costs import PRESET, CostModel
+from headstart.lab.replay.optimal import replay_optimal
+from headstart.lab.replay.outcome import OPTIMAL, Outcome, Setting
+from headstart.lab.replay.replay import replay
+from headstart.lab.replay.routing import replay_routed
+from headstart.lab.replay.scheduled import replay_scheduled
+from headstart.lab.traces.trace import Trace
+
+
+def replay_point(
+    trace: Trace,
+    setting: Setting,
+    *,
+    costs: CostModel = PRESET,
+    warmup: int = 0,
+    progress: Callable[[int], None] | None = None,
+    chains: Chains | None = None,
+) -> Outcome:
+    """What the trace would have hit with this setting.  As `replay`; raises what that raises.
+
+    ``costs`` are for requests that overlap, ``chains`` for those that do not.
+    """
+    if setting.replicas > 1:
+        return replay_routed(trace, setting, costs, warmup=warmup, progress=progress)
+    if setting.max_num_seqs is not None:
+        return replay_scheduled(trace, setting, costs, warmup=warmup, progress=progress)
+    if setting.policy == OPTIMAL:
+        return replay_optimal(trace, setting, warmup=warmup, progress=progress, chains=chains)
+    return replay(trace, setting, warmup=warmup, progress=progress, chains=chains)
