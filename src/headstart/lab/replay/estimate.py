@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ def _smaller(point: Setting, share: float) -> Setting:
 def _memory(trace: Trace, points: Sequence[Setting]) -> int:
     """The most bytes that a point takes at its peak, the trace itself included."""
     largest = max(points, key=lambda each: (each.capacity_blocks is None, each.capacity_blocks or 0))
+    gc.collect()  # what is garbage by now is not this point's
     tracemalloc.start()
     try:
         replay_point(trace, largest)
