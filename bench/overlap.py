@@ -63,9 +63,7 @@ def questions_and_jobs(num_requests: int = 600, num_documents: int = 24) -> Trac
         if words.rng.random() < 0.25:
             requests.append(_request(words.some(JOB), num_output_tokens=JOB_ANSWER))
         else:
-            requests.append(
-                _request(words.rng.choice(documents) + words.some(8), num_output_tokens=4)
-            )
+            requests.append(_request(words.rng.choice(documents) + words.some(8), num_output_tokens=4))
     return Trace("questions and jobs", TraceFormat.TOKENS, requests)
 
 
@@ -84,9 +82,7 @@ def conversations(num_users: int = 80, num_turns: int = 8) -> Trace:
         history = histories.setdefault(user, list(system))
         history += words.some(64)
         answer = words.some(64)
-        requests.append(
-            _request(history, num_output_tokens=64, output=_run(answer), session=f"user {user}")
-        )
+        requests.append(_request(history, num_output_tokens=64, output=_run(answer), session=f"user {user}"))
         history += answer
     return Trace("conversations", TraceFormat.TOKENS, requests)
 
@@ -148,7 +144,7 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="Write the tables into the page.")] = False,
 ) -> None:
     """Make both tables."""
-    seats = ["at once", "B × L / C", "hit", "evicted", "preemptions", "first token s"]
+    seats = ["at once", "B x L / C", "hit", "evicted", "preemptions", "first token s"]
     replicas = ["replicas", "routing", "blocks each", "hit", "evicted", "busiest gets"]
     tables = {
         "contention": markdown_table(seats, list(contention(questions_and_jobs()))),

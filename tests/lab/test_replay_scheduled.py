@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from array import array
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -118,6 +119,32 @@ def test_what_evicts_under_contention() -> None:
     assert together.num_evicted_blocks > 0
     roomy = Setting(block_size=4, capacity_blocks=40, max_num_seqs=2)
     assert hits(replay_scheduled(trace(first, *crowd, again), roomy, SECOND))[-1] == 16
+
+
+def test_contention() -> None:
+    """Questions about 12 documents of 8 blocks, in a pool of 200, and jobs that share nothing, of 14.
+
+    A quarter are jobs, which run 16 times as long as questions: of the seats they take five of six.  The more
+    of them run, the less is left for documents that nobody reads just now; at 14 seats jobs fill the pool.
+    """
+    rng = Random(0)
+    made = []
+    for number in range(400):
+        if rng.random() < 0.25:
+            made.append(request(text(100 + number, 24), num_output=32))
+        else:
+            made.append(request([*text(rng.randrange(12), 32), *text(100 + number, 2)], num_output=2))
+    one, ten, twenty = (
+        replay_scheduled(
+            trace(*made), Setting(block_size=4, capacity_blocks=200, max_num_seqs=seats), SECOND, warmup=50
+        )
+        for seats in (1, 10, 20)
+    )
+    assert one.rates.token_hit_rate > ten.rates.token_hit_rate + 0.1
+    assert ten.rates.token_hit_rate > twenty.rates.token_hit_rate + 0.1
+    assert one.misses[MissReason.EVICTED] < ten.misses[MissReason.EVICTED]
+    assert (one.num_preemptions, ten.num_preemptions) == (0, 0)
+    assert twenty.num_preemptions > 0
 
 
 def test_a_pool_too_small_for_two_answers_preempts_one() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, Rates, ReplayReport
+from headstart.lab.replay.overlapping import ANSWERS_TAKE_NO_ROOM
 from headstart.lab.traces.trace import Trace
 
 _RATES = (
@@ -72,10 +73,8 @@ def definitions(trace: Trace, outcomes: Sequence[Outcome], costs: CostModel, war
         )
     if any(one.setting.max_num_seqs is not None for one in outcomes):
         when = "at the trace's times" if trace.has_times else "as soon as there is a seat"
-        sentences.append(
-            f"Requests come {when} and overlap, so many at once; what runs holds its blocks. Steps take as "
-            f"long as this cost model says, in seconds: {costs}."
-        )
+        sentences.append(f"Requests come {when} and overlap, so many at once; what runs holds its blocks.")
+        sentences += costs.describe()
     else:
         sentences.append("Each request is computed and done before the next comes: none waits or overlaps.")
     if any(one.setting.replicas > 1 for one in outcomes):
@@ -94,6 +93,8 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
             "counts as computed, for its last token. It takes a block of the cache, though it may be "
             "partly filled."
         )
+        if any(one.setting.max_num_seqs is not None for one in outcomes):
+            found.append(ANSWERS_TAKE_NO_ROOM)
     elif all(one.setting.max_num_seqs is not None for one in outcomes):
         found.append("Answers that the trace does not have are made up, of tokens that no prompt has.")
     elif any(request.output for request in trace.requests):
