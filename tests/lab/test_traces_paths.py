@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from dataclasses import replace
 
 from headstart.cache import Namespace
 from headstart.lab.replay.outcome import Setting
@@ -14,7 +16,7 @@ def test_blocks_are_one_only_with_all_that_stands_before_them() -> None:
     paths = number_blocks(trace, 2)
     assert paths.requests == [[0, 1], [0, 1], [3], [0, 4]]
     assert paths.slots == [[0, 1, 2], [0, 1], [3], [0, 4, 5]]
-    assert (paths.num_blocks, paths.num_unique) == (7, 4)
+    assert (paths.num_unique, paths.num_reused, paths.num_slots) == (4, 2, 6)
     assert paths.uses()[0] == 3
 
 
@@ -22,6 +24,15 @@ def test_namespaces_are_kept_apart_or_not() -> None:
     trace = trace_of([[1, 2]] * 3, namespaces=[Namespace(), Namespace(salt="a"), Namespace(salt="a")])
     assert number_blocks(trace, 2).requests == [[0], [1], [1]]
     assert number_blocks(trace, 2, namespaces=False).requests == [[0], [0], [0]]
+
+
+def test_answers_take_room_and_may_come_back_as_prompts() -> None:
+    trace = trace_of([[1, 2], [1, 2, 3, 4, 5]])
+    answered = replace(trace.requests[0], output=array("i", [3, 4, 9]).tobytes())  # 9 has no K and V
+    paths = number_blocks(replace(trace, requests=[answered, trace.requests[1]]), 2)
+    assert paths.requests == [[0], [0, 1]]
+    assert paths.slots == [[0, 1], [0, 1, 2]]
+    assert (paths.num_unique, paths.num_reused) == (2, 2)
 
 
 def test_depths_by_hand() -> None:

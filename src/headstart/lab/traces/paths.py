@@ -21,7 +21,7 @@ from headstart.lab.traces.trace import Trace
 class Paths:
     """``requests`` has each prompt's blocks as numbers of paths, the partly filled last one left out.
 
-    ``slots`` is the same with that one, numbered as well: what a prompt takes of a pool.
+    ``slots`` is what a request takes of a pool: prompt and answer, with the partly filled last block.
     """
 
     block_symbols: int
@@ -29,35 +29,41 @@ class Paths:
     slots: list[list[int]]
 
     @property
-    def num_blocks(self) -> int:
-        """N: whole blocks of all prompts."""
-        return sum(map(len, self.requests))
+    def num_unique(self) -> int:
+        """How many different whole blocks the prompts have."""
+        return len({number for blocks in self.requests for number in blocks})
 
     @property
-    def num_unique(self) -> int:
-        """U: the different ones among them."""
-        return len(self.uses())
+    def num_slots(self) -> int:
+        """How many blocks of a pool hold everything."""
+        return len({number for blocks in self.slots for number in blocks})
+
+    @property
+    def num_reused(self) -> int:
+        """How many different whole blocks of prompts come more than once."""
+        uses = self.uses()
+        return sum(uses[number] > 1 for number in {number for blocks in self.requests for number in blocks})
 
     def uses(self) -> Counter[int]:
-        """How many prompts have each whole block."""
-        return Counter(number for blocks in self.requests for number in blocks)
+        """How many requests have each block, in the prompt or in the answer."""
+        return Counter(number for blocks in self.slots for number in blocks)
 
 
 def number_blocks(trace: Trace, block_symbols: int, *, namespaces: bool = True) -> Paths:
-    """Every prompt's blocks of ``block_symbols`` symbols; without ``namespaces`` as if all shared one."""
+    """Every request's blocks of ``block_symbols`` symbols; without ``namespaces`` as if all shared one."""
     size = block_symbols * TOKEN_BYTES
     numbers: dict[tuple[object, bytes], int] = {}
     requests: list[list[int]] = []
     slots: list[list[int]] = []
     for request in trace.requests:
-        run = request.symbols
+        run = request.symbols + (request.output or b"")[:-TOKEN_BYTES]  # an answer's last token has no KV
         before: Namespace | int | None = request.namespace if namespaces else None
         taken: list[int] = []
         for start in range(0, len(run), size):
             before = numbers.setdefault((before, run[start : start + size]), len(numbers))
             taken.append(before)
         slots.append(taken)
-        requests.append(taken[: len(run) // size])
+        requests.append(taken[: len(request.symbols) // size])
     return Paths(block_symbols, requests, slots)
 
 

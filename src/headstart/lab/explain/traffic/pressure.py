@@ -32,13 +32,12 @@ def find_eviction_pressure(case: Case) -> Iterator[Candidate]:
         return
     paths = number_blocks(case.trace, case.block_symbols)
     needed = _enough(case, capacity, paths, unbounded.num_tokens)
-    reused = sum(count > 1 for count in paths.uses().values())
     num_unique = paths.num_unique
     each = " on each replica" if case.setting.replicas > 1 else ""
     what = (
         f"eviction costs {unbounded.num_tokens:,} tokens ({case.share(unbounded.num_tokens)} of all): the "
         f"prompts have {num_unique:,} different blocks, {num_unique / capacity:.1f} times the capacity of "
-        f"{case.pool(capacity)}{each}; {reused:,} of them come back"
+        f"{case.pool(capacity)}{each}; {paths.num_reused:,} of them come back"
     )
     fix = (
         f"{case.pool(needed.num_blocks)}{each}, {needed.num_blocks / capacity:.1f} times the capacity, would "
@@ -67,7 +66,7 @@ def _enough(case: Case, capacity: int, paths: Paths, lost: int) -> _Pool:
         larger = replace(case.setting, capacity_blocks=num_blocks)
         return _Pool(num_blocks, case.gain(larger).num_tokens / lost)
 
-    largest = max(capacity + 1, len({number for blocks in paths.slots for number in blocks}))
+    largest = max(capacity + 1, paths.num_slots)
     pool = tried(min(largest, max(capacity + 1, _guess(case.setting, capacity, paths))))
     while pool.share < WON_BACK and pool.num_blocks < largest:
         pool = tried(min(largest, ceil(pool.num_blocks * _STEP)))
