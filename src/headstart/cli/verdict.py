@@ -66,16 +66,18 @@ def verdict(
 ) -> None:
     """Is prefix caching worth turning on for this traffic?
 
-    Four variables are computed and judged, each against a threshold that is shown: how much of the traffic
-    begins like an earlier prompt, how long such a beginning is against a block, how many blocks all of them
-    take against the pool, and how soon one comes back against how long the pool keeps it.  Then the traffic
-    is replayed, and the verdict is what that hits and what it saves of the time to the first token.
+    Four variables are computed and judged, each by a threshold that is shown:
+    how much of the traffic begins like an earlier prompt; how long such a
+    beginning is against a block; how many blocks these take against the pool;
+    and how soon one comes back against how long the pool keeps it.  Then the
+    traffic is replayed: the verdict is what hits, and what that saves of the
+    time to the first token.
 
     For example:
 
         headstart verdict requests.jsonl
 
-        headstart verdict trace.jsonl --capacity 20000 --block-size 512 --seconds-per-token 0.0001
+        headstart verdict trace.jsonl --capacity 20000 --seconds-per-token 0.0001
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -117,25 +119,24 @@ def _size(files: list[str]) -> int | None:
 
 def _show(found: Verdict, console: Console) -> None:
     rates = found.rates
-    table = Table(
-        title=f"{found.trace_name}: {rates.num_requests:,} requests, {rates.num_prompt_tokens:,} prompt tokens",
-        title_justify="left",
-    )
-    for header in ("", "here", "good", "marginal", ""):
-        table.add_column(header, no_wrap=header in ("good", "marginal"))
+    requests, tokens = f"{rates.num_requests:,} requests", f"{rates.num_prompt_tokens:,} prompt tokens"
+    table = Table(title=f"{found.trace_name}: {requests}, {tokens}", title_justify="left", show_lines=True)
+    table.add_column("")
+    for header in ("here", "good", "marginal", "verdict"):
+        table.add_column(header, justify="right", no_wrap=True)
     for one in found.variables:
         table.add_row(
-            one.what,
-            escape(one.shown),
+            f"{one.what}\n[dim]{escape(one.shown)}[/]",
+            one.figure,
             one.limit(one.limits.good),
             one.limit(one.limits.marginal),
             f"[{_COLOURS[one.word]}]{one.word}[/]",
         )
     console.print(table)
+    full, some = rates.request_full_hit_rate, rates.request_any_hit_rate
     console.print(
-        f"Replayed: token hit rate {rates.token_hit_rate:.1%}, requests fully hit "
-        f"{rates.request_full_hit_rate:.1%}, with any hit {rates.request_any_hit_rate:.1%}; at most "
-        f"{found.unbounded_token_hit_rate:.1%} of tokens. In all {found.total_saved_s:,.1f} s of computing saved.\n"
+        f"Replayed: {rates.token_hit_rate:.1%} of tokens hit, {full:.1%} of requests wholly, {some:.1%} in part "
+        f"or wholly. {found.total_saved_s:,.1f} s of computing saved in all.\n"
     )
     console.print(f"[bold {_COLOURS[found.word]}]{found.word}[/]  {escape(found.sentence)}\n")
     for note in found.notes:

@@ -67,8 +67,9 @@ class Verdict:
             "a pool that holds everything" if capacity is None else f"{capacity:,} blocks of {size:,} tokens"
         )
         saved, whole = _seconds(self.saved_first_token_s), _seconds(self.first_token_s)
+        start, index = _STARTS[self.word], self.setting.prefix_index
         text = (
-            f"{_STARTS[self.word]}: with {pool} and the {self.setting.prefix_index} index prefix caching hits "
+            f"{start}: with {pool} and the {index} index prefix caching hits "
             f"{self.rates.token_hit_rate:.1%} of the prompt tokens, which saves {saved} of the {whole} that "
             "computing a prompt takes in the mean"
         )
@@ -80,7 +81,7 @@ class Verdict:
         return f"{text}."
 
     def _worst(self) -> Variable | None:
-        """What stands in the way of a better verdict: the first bad variable, or else the first marginal one."""
+        """What stands in the way of a better verdict: the first bad variable, or else marginal one."""
         if self.word is Word.GOOD:
             return None
         by_word = {word: [one for one in self.variables if one.word is word] for word in Word}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isinf
+from math import inf, isinf
 from statistics import median
 from typing import Any
 
@@ -57,8 +57,8 @@ GAP = Limits(good=0.5, marginal=1.0)
 class Variable:
     """One of them: ``value`` is what the limits judge, None where it cannot be told.
 
-    ``what`` says in words what is judged, and ``shown`` what it is here.  ``is_share`` is for values that read as
-    percentages.  ``problem`` says what is wrong where the word is not good.
+    ``what`` says in words what is judged, and ``shown`` what the value is made of.  ``is_share`` is for values
+    that read as percentages.  ``problem`` says what is wrong where the word is not good.
     """
 
     name: str
@@ -73,6 +73,15 @@ class Variable:
     def word(self) -> Word:
         """Good, marginal, bad, or unknown."""
         return self.limits.word(self.value)
+
+    @property
+    def figure(self) -> str:
+        """The value, as a table shows it."""
+        if self.value is None:
+            return "?"
+        if isinf(self.value):
+            return "∞"
+        return f"{self.value:.1%}" if self.is_share else f"{self.value:,.2f}"
 
     def limit(self, value: float) -> str:
         """One of the limits, as a table shows it."""
@@ -106,21 +115,19 @@ def _shared_requests(shared: Sequence[int], size: int) -> Variable:
         "requests with a shared prefix",
         number / len(shared),
         SHARED_REQUESTS,
-        f"{number / len(shared):.1%}: {number:,} of {len(shared):,} share {size:,} tokens (a block) or more "
-        "with an earlier one",
+        f"{number:,} of {len(shared):,} begin like an earlier one, for a block ({size:,} tokens) or more",
         "few requests begin like an earlier one",
         is_share=True,
     )
 
 
 def _shared_tokens(shared: Sequence[int], num_tokens: int) -> Variable:
-    share = sum(shared) / num_tokens if num_tokens else 0.0
     return Variable(
         "shared_tokens",
         "tokens in shared prefixes",
-        share,
+        sum(shared) / num_tokens if num_tokens else 0.0,
         SHARED_TOKENS,
-        f"{share:.1%}: {sum(shared):,} of {num_tokens:,}, the most that any pool hits",
+        f"{sum(shared):,} of {num_tokens:,}: the most that any pool hits",
         "little of the prompts is shared with earlier ones",
         is_share=True,
     )
@@ -129,30 +136,28 @@ def _shared_tokens(shared: Sequence[int], num_tokens: int) -> Variable:
 def _prefix_length(shared: Sequence[int], size: int) -> Variable:
     some = [found for found in shared if found]
     length = median(some) if some else 0
-    problem = "the shared prefixes are shorter than a block" if length < size else "shared prefixes are short"
+    problem = "shared prefixes are shorter than a block" if length < size else "shared prefixes are short"
     return Variable(
         "prefix_length",
-        "length of a shared prefix, in blocks",
+        "length of a shared prefix / block size",
         length / size,
         PREFIX_BLOCKS,
-        f"{length / size:,.1f}: the median is {length:,.0f} tokens, a block has {size:,}",
+        f"{length:,.0f} tokens in the median, and {size:,} in a block",
         problem if some else "no prompt begins like an earlier one",
     )
 
 
 def _pressure(paths: Paths, capacity: int | None) -> Variable:
     reused, unique = paths.num_reused, paths.num_unique
-    blocks = f"{reused:,} blocks come back, of {unique:,} different ones"
-    if capacity is None:
-        shown = f"{blocks}; give --capacity to judge it"
-    else:
-        shown = f"{reused / capacity:,.2f}: {blocks} (U/C {unique / capacity:,.2f})"
+    shown = f"{reused:,} of {unique:,} different blocks come back"
+    if capacity is not None:
+        shown += f"; the pool has {capacity:,} (U/C of all: {unique / capacity:,.2f})"
     return Variable(
         "pressure",
         "shared prefixes' blocks / capacity",
         None if capacity is None else reused / capacity,
         PRESSURE,
-        shown,
+        f"{shown}{_ASKS if capacity is None else ''}",
         "the prefixes that come back do not fit into the pool",
     )
 
@@ -165,19 +170,18 @@ def _reuse_gap(trace: Trace, paths: Paths, capacity: int | None) -> Variable:
     def words(value: float) -> str:
         return f"{value:,.1f} s" if timed else f"{value:,.0f} requests"
 
-    value: float | None = None
+    value: float | None
     if held.reuse_gap is None:
-        shown = "nothing comes back"
-        value = float("inf")
+        value, shown = inf, "nothing comes back"
     else:
         shown = f"a block comes back after {words(held.reuse_gap)}"
         if capacity is None:
-            shown += "; give --capacity to judge it"
+            value, shown = None, f"{shown}{_ASKS}"
         elif held.stay is None:
-            value, shown = 0.0, f"0: {shown}, and none is evicted"
+            value, shown = 0.0, f"{shown}, and none is evicted"
         else:
-            value = held.reuse_gap / held.stay if held.stay else float("inf")
-            shown = f"{value:,.2f}: {shown}; unused it stays {words(held.stay)} (medians)"
+            value = held.reuse_gap / held.stay if held.stay else inf
+            shown = f"{shown}; unused it stays {words(held.stay)} (medians)"
     return Variable(
         "reuse_gap",
         "reuse gap / residence time",
@@ -186,3 +190,6 @@ def _reuse_gap(trace: Trace, paths: Paths, capacity: int | None) -> Variable:
         shown,
         "prefixes come back later than the pool can keep them",
     )
+
+
+_ASKS = "; --capacity lets it be judged"
