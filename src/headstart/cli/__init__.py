@@ -10,6 +10,7 @@ import typer
 from headstart.cli.bench import bench
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
+from headstart.cli.metrics import metrics
 from headstart.cli.pull import pull
 from headstart.cli.serve import serve
 from headstart.cli.verdict import verdict
@@ -41,7 +42,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, verify_log, verdict):
+for command in (serve, pull, demo, bench, verify_log, verdict, metrics):
     app.command(cls=Command)(command)
 
 

@@ -135,8 +135,8 @@ def _show(found: Verdict, console: Console) -> None:
     console.print(table)
     full, some = rates.request_full_hit_rate, rates.request_any_hit_rate
     console.print(
-        f"Replayed: {rates.token_hit_rate:.1%} of tokens hit, {full:.1%} of requests wholly, {some:.1%} in part "
-        f"or wholly. {found.total_saved_s:,.1f} s of computing saved in all.\n"
+        f"Replayed: {rates.token_hit_rate:.1%} of tokens hit, {full:.1%} of requests wholly, {some:.1%} at "
+        f"least in part. {found.total_saved_s:,.1f} s of computing saved in all.\n"
     )
     console.print(f"[bold {_COLOURS[found.word]}]{found.word}[/]  {escape(found.sentence)}\n")
     for note in found.notes:

@@ -57,8 +57,8 @@ GAP = Limits(good=0.5, marginal=1.0)
 class Variable:
     """One of them: ``value`` is what the limits judge, None where it cannot be told.
 
-    ``what`` says in words what is judged, and ``shown`` what the value is made of.  ``is_share`` is for values
-    that read as percentages.  ``problem`` says what is wrong where the word is not good.
+    ``what`` says in words what is judged, and ``shown`` what the value is made of.  ``is_share`` is for
+    values that read as percentages.  ``problem`` says what is wrong where the word is not good.
     """
 
     name: str
