@@ -42,8 +42,8 @@ class Scraper:
         self.url = url
         self._http = httpx.Client(
             headers={
-                "Accept": "text/plain",
-                **({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+                b"Accept": b"text/plain",
+                **({b"Authorization": f"Bearer {api_key}".encode()} if api_key else {}),
             },
             timeout=timeout,
             follow_redirects=True,

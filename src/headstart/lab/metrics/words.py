@@ -56,7 +56,7 @@ def sentence_of(reading: Reading) -> str:
     if reading.state is State.IDLE:
         running = f"{reading.running or 0:,.0f} run and {reading.waiting or 0:,.0f} wait"
         return (
-            f"no prompt was looked up within {reading.seconds:,.1f} s ({running}): send some traffic, or take "
+            f"no prompt was looked up within {reading.seconds:,.1f} s ({running}): send traffic, or take "
             "a longer --window."
         )
     if reading.state is State.OFF:
