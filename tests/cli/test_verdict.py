@@ -19,7 +19,7 @@ def invoke(*arguments: object) -> Result:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Hash ids of 512 tokens: each of 40 requests has the 4 blocks of one of 4 prefixes, and one of its own."""
+    """Hash ids of 512 tokens: each of 40 requests has 4 blocks of one of 4 prefixes, and its own."""
     lines = [
         {
             "timestamp": 1000 * number,
@@ -70,6 +70,7 @@ def test_a_log_of_text_is_tokenised(tmp_path: Path) -> None:
     model.mkdir()
     write_tiny_tokenizer(model)
     (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()  # never read: a tokenizer is enough
     system = {"role": "system", "content": "You are a helpful assistant of a bank. " * 20}
     lines = [
         {"messages": [system, {"role": "user", "content": f"{number} is my question"}]} for number in range(9)
@@ -91,6 +92,9 @@ def test_errors_are_sentences(tmp_path: Path, log: Path) -> None:
     result = invoke(log, "--block-size", 100)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "multiples of that block size alone, not with 100" in result.stderr
+    result = invoke(log, "--capacity", "8GiB")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--kv-bytes-per-token" in result.stderr
 
 
 def test_load_traces_are_refused(tmp_path: Path) -> None:

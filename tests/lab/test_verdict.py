@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headstart.errors import ConfigError
+from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.outcome import Setting
 from headstart.lab.replay.replay import replay
 from headstart.lab.replay.residence import residence
@@ -35,7 +36,7 @@ def test_a_long_system_prompt() -> None:
     texts = Texts()
     system = texts.new(160)
     trace = trace_of([system + texts.new(40) for _ in range(101)])
-    verdict = judge(trace, capacity_blocks=100, seconds_per_token=0.001)
+    verdict = judge(trace, capacity=Capacity.parse("100"), seconds_per_token=0.001)
     assert variable(verdict, "shared_requests").value == pytest.approx(100 / 101)
     assert variable(verdict, "shared_tokens").value == pytest.approx(100 * 160 / (101 * 200))
     assert variable(verdict, "prefix_length").value == pytest.approx(10.0)
@@ -54,7 +55,7 @@ def test_a_long_system_prompt() -> None:
 
 def test_prompts_that_share_nothing() -> None:
     texts = Texts()
-    verdict = judge(trace_of([texts.new(100) for _ in range(20)]), capacity_blocks=1000)
+    verdict = judge(trace_of([texts.new(100) for _ in range(20)]), capacity=Capacity.parse("1000"))
     assert [one.word for one in verdict.variables] == [Word.BAD, Word.BAD, Word.BAD, Word.GOOD, Word.BAD]
     assert verdict.word is Word.BAD
     assert verdict.sentence.startswith("Hardly: ")
@@ -80,7 +81,7 @@ def test_a_pool_that_is_too_small() -> None:
     prefixes = [texts.new(160) for _ in range(40)]
     prompts = [prefixes[number % 40] + texts.new(16) for number in range(400)]
     trace = trace_of(prompts, arrivals=[float(number) for number in range(400)])
-    verdict = judge(trace, capacity_blocks=100)
+    verdict = judge(trace, capacity=Capacity.parse("100"))
     assert variable(verdict, "pressure").value == pytest.approx(4.0)
     gap = variable(verdict, "reuse_gap")
     assert gap.word is Word.BAD
@@ -88,7 +89,7 @@ def test_a_pool_that_is_too_small() -> None:
     assert verdict.rates.num_hit_tokens == 0
     assert "the prefixes that come back do not fit into the pool" in verdict.sentence
     assert "(a pool that holds everything would hit 81.8%)" in verdict.sentence
-    enough = judge(trace, capacity_blocks=1000)
+    enough = judge(trace, capacity=Capacity.parse("1000"))
     assert enough.word is Word.GOOD
     assert variable(enough, "reuse_gap").word is not Word.BAD
 
@@ -105,6 +106,16 @@ def test_residence_by_hand() -> None:
     assert residence(number_blocks(trace_of([[1], [2]]), 1), 2, range(2)).reuse_gap is None
 
 
+@pytest.mark.parametrize(
+    ("capacity", "blocks"), [("50", 50), ("1600t", 100), ("50%", 10), ("1MiB", 64), ("unbounded", None)]
+)
+def test_capacities_in_other_units(capacity: str, blocks: int | None) -> None:
+    texts = Texts()
+    trace = trace_of([texts.new(64) for _ in range(5)])
+    verdict = judge(trace, capacity=Capacity.parse(capacity), kv_bytes_per_token=1024)
+    assert verdict.setting.capacity_blocks == blocks
+
+
 def test_without_a_capacity_two_variables_are_unknown() -> None:
     texts = Texts()
     prompt = texts.new(64)
@@ -118,7 +129,7 @@ def test_the_verdict_is_that_of_a_replay() -> None:
     texts = Texts()
     prefixes = [texts.new(50) for _ in range(10)]
     trace = trace_of([prefixes[number % 7] + texts.new(20) for number in range(100)])
-    verdict = judge(trace, capacity_blocks=30, prefix_index="hash", block_size=8)
+    verdict = judge(trace, capacity=Capacity.parse("30"), prefix_index="hash", block_size=8)
     setting = Setting(prefix_index="hash", block_size=8, capacity_blocks=30)
     assert verdict.setting == setting
     assert verdict.rates == replay(trace, setting).rates
@@ -146,7 +157,7 @@ def test_what_cannot_be_judged() -> None:
 
 def test_everything_is_json() -> None:
     texts = Texts()
-    verdict = judge(trace_of([texts.new(20) for _ in range(3)]), capacity_blocks=10)
+    verdict = judge(trace_of([texts.new(20) for _ in range(3)]), capacity=Capacity.parse("10"))
     told = json.loads(json.dumps(verdict.fields(), allow_nan=False))
     assert told["verdict"] == "bad"
     assert told["token_hit_rate"] == 0.0

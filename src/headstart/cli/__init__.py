@@ -12,6 +12,7 @@ from headstart.cli.command import Command
 from headstart.cli.demo import demo
 from headstart.cli.metrics import metrics
 from headstart.cli.pull import pull
+from headstart.cli.replay import replay
 from headstart.cli.serve import serve
 from headstart.cli.verdict import verdict
 from headstart.cli.verify_log import verify_log
@@ -42,7 +43,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, verify_log, verdict, metrics):
+for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log):
     app.command(cls=Command)(command)
 
 

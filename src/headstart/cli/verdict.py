@@ -12,13 +12,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from headstart.config import PrefixIndexName
+from headstart.config import ModelConfig, PrefixIndexName
 from headstart.errors import HeadstartError
+from headstart.lab.replay.capacity import Capacity, Unit
 from headstart.lab.traces.read import read_traces
 from headstart.lab.traces.texts import PromptReader
 from headstart.lab.traces.trace import TraceFormat
 from headstart.lab.verdict import SECONDS_PER_TOKEN, Verdict, Word, judge
+from headstart.model.source import resolve
+from headstart.model.spec import read_spec
 
+_ELEMENT_BYTES = 2
+"""Of K and V: bfloat16 or float16, which engines keep."""
 _COLOURS = {Word.GOOD: "green", Word.MARGINAL: "yellow", Word.BAD: "red", Word.UNKNOWN: "dim"}
 
 
@@ -32,17 +37,27 @@ def verdict(
         typer.Option("--format", help="Of the files.", show_default="what their first lines look like"),
     ] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Whose tokenizer and chat template read logs of text: a name, directory, GGUF or hub id."
+            help="Whose tokenizer reads text, and whose KV size tells what bytes hold: a built-in name, a "
+            "directory, a GGUF file or a hub id.",
+            show_default="smollm2-135m, for text",
         ),
-    ] = "smollm2-135m",
+    ] = None,
     capacity: Annotated[
+        str | None,
+        typer.Option(
+            help="The pool: blocks (4096), tokens (500kt; vLLM logs its KV cache size so), bytes (8GiB), "
+            "a share of the trace's unique blocks (10%).",
+            show_default="unknown, so that it holds everything",
+        ),
+    ] = None,
+    kv_bytes_per_token: Annotated[
         int | None,
         typer.Option(
-            help="The pool, in blocks: what vLLM logs as GPU blocks, or its KV cache size / block size.",
+            help="Bytes of K and V per token, for a capacity in bytes.",
+            show_default="that of --model in 16 bits",
             min=1,
-            show_default="unknown: holds everything",
         ),
     ] = None,
     block_size: Annotated[
@@ -82,20 +97,26 @@ def verdict(
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     try:
+        pool = None if capacity is None else Capacity.parse(capacity)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             reading = bar.add_task("reading", total=_size(files))
             trace = read_traces(
                 files,
                 format=trace_format,
-                reader=lambda: PromptReader.from_model(model),
+                reader=lambda: PromptReader.from_model(model or ModelConfig().model, bar),
                 strict=strict,
                 progress=lambda done: bar.update(reading, completed=done),
             )
+            if pool is not None and pool.unit is Unit.BYTES and kv_bytes_per_token is None and model:
+                kv_bytes_per_token = read_spec(resolve(model, progress=bar)).kv_bytes_per_token(
+                    _ELEMENT_BYTES
+                )
             replaying = bar.add_task("replaying", total=2 * len(trace.requests))
             found = judge(
                 trace,
                 block_size=block_size,
-                capacity_blocks=capacity,
+                capacity=pool,
+                kv_bytes_per_token=kv_bytes_per_token,
                 prefix_index=prefix_index,
                 seconds_per_token=seconds_per_token,
                 progress=lambda done: bar.update(replaying, completed=done),

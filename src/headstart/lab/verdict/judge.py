@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headstart.errors import ConfigError
+from headstart.lab.replay.capacity import Capacity
+from headstart.lab.replay.chains import symbols_of
 from headstart.lab.replay.outcome import Rates, Setting
-from headstart.lab.replay.replay import replay, symbols_of
+from headstart.lab.replay.replay import replay
 from headstart.lab.traces.paths import number_blocks
 from headstart.lab.traces.trace import Trace
 from headstart.lab.verdict.variables import SHARED_TOKENS, Variable, Word, variables_of
@@ -19,7 +21,7 @@ SECONDS_PER_TOKEN = 0.00042
 A prompt of 1,211 tokens takes 506 ms longer there than one of which 1,200 are cached.
 """
 _BLOCK_SIZE = 16
-_STARTS = {Word.GOOD: "Yes", Word.MARGINAL: "A little", Word.BAD: "Hardly"}
+_STARTS = {Word.GOOD: "Yes", Word.MARGINAL: "Somewhat", Word.BAD: "Hardly"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +111,28 @@ def judge(
     trace: Trace,
     *,
     block_size: int | None = None,
-    capacity_blocks: int | None = None,
+    capacity: Capacity | None = None,
+    kv_bytes_per_token: int | None = None,
     prefix_index: str = "radix",
     seconds_per_token: float = SECONDS_PER_TOKEN,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """The verdict on a trace.  ``capacity_blocks`` None is unknown: then the pool holds everything.
+    """The verdict on a trace.
 
-    ``block_size`` None is 16, or what a hash id of the trace stands for.  ``progress`` is told how many
-    requests are replayed; each is twice.  Raises ``ConfigError`` for a trace without content or requests, and
-    for a block size that it cannot be replayed with.
+    Without a ``capacity`` the pool holds everything, and two variables are unknown.  ``block_size`` None is 16,
+    or what a hash id of the trace stands for.  ``kv_bytes_per_token`` tells what a capacity in bytes holds.
+    ``progress`` is told how many requests are replayed; each is twice.
+    Raises ``ConfigError`` for a trace without content or requests, and for a block size or a capacity that it
+    cannot be replayed with.
     """
     if not trace.requests:
         raise ConfigError(f"{trace.name} has no requests")
     if not trace.has_content:
         raise ConfigError(f"{trace.name} tells lengths and times alone, not what its prompts have in common")
     size = block_size or max(_BLOCK_SIZE, trace.tokens_per_symbol)
-    setting = Setting(prefix_index=prefix_index, block_size=size, capacity_blocks=capacity_blocks)
     paths = number_blocks(trace, symbols_of(size, trace))
+    blocks = None if capacity is None else capacity.blocks(size, paths.num_unique, kv_bytes_per_token)
+    setting = Setting(prefix_index=prefix_index, block_size=size, capacity_blocks=blocks)
     # The radix index shares to the symbol: in a pool that holds everything its hits are what prompts share.
     shared = [one.num_hit_tokens for one in replay(trace, Setting(block_size=size), progress=progress).served]
     outcome = replay(
@@ -148,7 +154,7 @@ def judge(
 
 
 def _notes(trace: Trace, setting: Setting, seconds_per_token: float) -> list[str]:
-    notes = [_DEFINITIONS]
+    notes = [*trace.notes, _DEFINITIONS]
     seconds = (
         f"Seconds are prompt tokens times {seconds_per_token:g} s (--seconds-per-token): no queue, no batch."
     )
