@@ -112,7 +112,8 @@ def _rows(one: Reading) -> list[tuple[str, str, str]]:
     ]
     missed = sum(one.misses.values())
     rows += [
-        (f"missed: {reason}", f"{n / missed:.1%}", f"{n:,.0f} tokens") for reason, n in one.misses.items()
+        (f"missed: {reason}", f"{tokens / missed:.1%}", f"of what missed; {tokens:,.0f} tokens")
+        for reason, tokens in one.misses.items()
     ]
     rows += [
         (f"at {capacity} the pool", f"{rate:.1%}", "estimated token hit rate, of about 1,000 requests")

@@ -119,8 +119,8 @@ def judge(
 ) -> Verdict:
     """The verdict on a trace.
 
-    Without a ``capacity`` the pool holds everything, and two variables are unknown.  ``block_size`` None is 16,
-    or what a hash id of the trace stands for.  ``kv_bytes_per_token`` tells what a capacity in bytes holds.
+    Without a ``capacity`` the pool holds everything, and two variables are unknown.  ``block_size`` None is
+    16, or what a hash id of the trace stands for.  ``kv_bytes_per_token`` tells what a capacity in bytes is.
     ``progress`` is told how many requests are replayed; each is twice.
     Raises ``ConfigError`` for a trace without content or requests, and for a block size or a capacity that it
     cannot be replayed with.

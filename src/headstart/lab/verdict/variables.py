@@ -167,21 +167,23 @@ def _reuse_gap(trace: Trace, paths: Paths, capacity: int | None) -> Variable:
     timed = len(times) == len(trace.requests) and times[-1] > times[0]
     held = residence(paths, capacity, times if timed else range(len(trace.requests)))
 
-    def words(value: float) -> str:
-        return f"{value:,.1f} s" if timed else f"{value:,.0f} requests"
+    gap, stay = (held.reuse_gap, held.stay) if timed else (held.reuse_gap_blocks, held.stay_blocks)
+
+    def words(amount: float) -> str:
+        return f"{amount:,.1f} s" if timed else f"{amount:,.0f} blocks taken"
 
     value: float | None
-    if held.reuse_gap is None:
+    if gap is None:
         value, shown = inf, "nothing comes back"
     else:
-        shown = f"a block comes back after {words(held.reuse_gap)}"
+        shown = f"a block comes back after {words(gap)}"
         if capacity is None:
             value, shown = None, f"{shown}{_ASKS}"
-        elif held.stay is None:
+        elif stay is None:
             value, shown = 0.0, f"{shown}, and none is evicted"
         else:
-            value = held.reuse_gap / held.stay if held.stay else inf
-            shown = f"{shown}; unused it stays {words(held.stay)} (medians)"
+            value = gap / stay if stay else inf
+            shown = f"{shown}; unused it stays for {words(stay)} (medians)"
     return Variable(
         "reuse_gap",
         "reuse gap / residence time",
