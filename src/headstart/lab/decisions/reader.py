@@ -39,7 +39,7 @@ class LogReader:
         """Bytes of half a record at the end, once all records were read."""
         self._lines = self._read_lines(file)
         self._num_lines = 1
-        self.header = self._read_header()
+        self.header = read_header(next(self._lines, b""), name)
 
     def records(self) -> Iterator[Record]:
         """The records, in order."""
@@ -51,24 +51,6 @@ class LogReader:
             except msgspec.DecodeError as error:
                 raise LogError(f"{self._name} is damaged in line {self._num_lines}: {error}") from error
             yield record
-
-    def _read_header(self) -> Header:
-        line = next(self._lines, b"")
-        try:
-            identity = msgspec.json.decode(line, type=_Identity)
-        except msgspec.DecodeError as error:
-            raise LogError(f"{self._name} is no decision log of headstart") from error
-        if identity.format != FORMAT:
-            raise LogError(f"{self._name} is no decision log of headstart")
-        if identity.version != VERSION:
-            raise LogError(
-                f"{self._name} is a decision log of format {identity.version}, and this headstart reads "
-                f"format {VERSION}: verify it with the headstart that wrote it"
-            )
-        try:
-            return msgspec.json.decode(line, type=Header)
-        except (msgspec.DecodeError, ConfigError) as error:
-            raise LogError(f"{self._name} has a header that makes no sense: {error}") from error
 
     def _read_lines(self, file: BinaryIO) -> Iterator[bytes]:
         half: list[bytes] = []
@@ -105,3 +87,22 @@ class LogReader:
         chunk = file.read(_CHUNK)
         self.num_read += len(chunk)
         return chunk
+
+
+def read_header(line: bytes, name: str) -> Header:
+    """The header that the first line of ``name`` is.  Raises ``LogError`` if it is none of this version."""
+    try:
+        identity = msgspec.json.decode(line, type=_Identity)
+    except msgspec.DecodeError as error:
+        raise LogError(f"{name} is no decision log of headstart") from error
+    if identity.format != FORMAT:
+        raise LogError(f"{name} is no decision log of headstart")
+    if identity.version != VERSION:
+        raise LogError(
+            f"{name} is a decision log of format {identity.version}, and this headstart reads "
+            f"format {VERSION}: verify it with the headstart that wrote it"
+        )
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except (msgspec.DecodeError, ConfigError) as error:
+        raise LogError(f"{name} has a header that makes no sense: {error}") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headstart.engine.decisions import FORMAT
 from headstart.errors import TraceError, shown
 from headstart.lab.traces.csv_lines import COLUMNS, header_of
 from headstart.lab.traces.openai_logs import PROMPTS, WRAPPERS
@@ -23,7 +24,7 @@ _MOST_KEYS = 8  # that a message names
 _KNOWN = (
     "Known are mooncake and bailian (lines with hash_ids), openai (with messages, a prompt, or a body or "
     "request that has them), sharegpt (conversations), tokens (token_ids, or a list of them on each line), "
-    "and the CSVs azure and burstgpt (by their header); --format names one"
+    "the CSVs azure and burstgpt (by their header), and headstart's own decision-log; --format names one"
 )
 
 
@@ -48,6 +49,8 @@ def _format_of(data: bytes) -> TraceFormat | None:
         return TraceFormat.TOKENS if is_prompt else None
     if isinstance(value, Mapping):
         keys = value.keys()
+        if value.get("format") == FORMAT:
+            return TraceFormat.DECISION_LOG
         if "hash_ids" in keys:
             return TraceFormat.BAILIAN if keys & _CHATS else TraceFormat.MOONCAKE
         return next((format_ for format_, names in _KEYS if keys & names), None)
