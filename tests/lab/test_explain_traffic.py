@@ -13,6 +13,8 @@ from headstart.lab.explain.finding import Candidate, FindingKind
 from headstart.lab.explain.traffic import find_traffic
 from headstart.lab.replay.outcome import Outcome, Setting
 from headstart.lab.replay.replay import replay
+from headstart.lab.replay.routing import replay_routed
+from headstart.lab.replay.scheduled import replay_scheduled
 from headstart.lab.traces.trace import Trace
 from tests.lab.traffic import Texts, replay_in_batches, replay_round_robin, trace_of
 
@@ -20,6 +22,13 @@ from tests.lab.traffic import Texts, replay_in_batches, replay_round_robin, trac
 def found(trace: Trace, outcome: Outcome, kind: FindingKind, **options: object) -> Candidate:
     (one,) = (c for c in find_traffic(trace, outcome, **options) if c.finding.kind is kind)  # type: ignore[arg-type]
     return one
+
+
+def replay_any(trace: Trace, setting: Setting) -> Outcome:
+    """As the setting says: through the scheduler, over replicas, or one request after the other."""
+    if setting.replicas > 1:
+        return replay_routed(trace, setting)
+    return replay(trace, setting) if setting.max_num_seqs is None else replay_scheduled(trace, setting)
 
 
 def kinds(trace: Trace, outcome: Outcome, **options: object) -> set[FindingKind]:
@@ -136,15 +145,35 @@ def test_requests_side_by_side_leave_no_room_to_keep() -> None:
     trace = trace_of(prompts)
     setting = Setting(capacity_blocks=72, max_num_seqs=8)
     outcome = replay_in_batches(trace, setting)
-    alone = replay(trace, replace(setting, max_num_seqs=None))
+    alone = replay(trace, setting)
     lost = alone.rates.num_hit_tokens - outcome.rates.num_hit_tokens
     assert lost > 0.1 * outcome.rates.num_prompt_tokens
     one = found(trace, outcome, FindingKind.BATCH_CONTENTION, replay=replay_in_batches)
     assert one.finding.num_tokens_lost == lost
-    assert "up to 8 requests run at once and hold 8 blocks each, 0.9 times the pool" in one.finding.what
+    assert (
+        "up to 8 requests run at once and hold 8 blocks each at their end, 0.9 times the pool"
+        in one.finding.what
+    )
     assert one.setting == replace(setting, max_num_seqs=4)
     better = replay_in_batches(trace, one.setting)
     assert better.rates.num_hit_tokens > outcome.rates.num_hit_tokens + 0.2 * lost
+
+
+def test_the_engines_scheduler_contends_where_some_answers_are_long() -> None:
+    texts = Texts()
+    chats = [texts.new(64) for _ in range(16)]
+    trace = trace_of([chats[number % 16] + texts.new(64) for number in range(96)])
+    requests = [
+        replace(request, num_output_tokens=64 if number % 7 else 512)
+        for number, request in enumerate(trace.requests)
+    ]
+    trace = replace(trace, requests=requests)
+    setting = Setting(capacity_blocks=320, max_num_seqs=16)
+    outcome = replay_scheduled(trace, setting)
+    lost = 80 * 64 - outcome.rates.num_hit_tokens  # one at a time, all but the first of each chat hit
+    one = found(trace, outcome, FindingKind.BATCH_CONTENTION, replay=replay_any)
+    assert one.finding.num_tokens_lost == lost > 0
+    assert "hold 16 blocks each at their end, 0.8 times the pool of 320" in one.finding.what
 
 
 def test_few_requests_in_a_large_pool_do_not_contend() -> None:
@@ -235,6 +264,22 @@ def test_round_robin_computes_each_prefix_on_every_replica() -> None:
     assert one.finding.num_tokens_lost == 3 * 5 * 160
     assert one.finding.num_requests == 15
     assert one.setting == replace(setting, routing="prefix")
+
+
+def test_prefix_routing_wins_back_what_random_routing_loses() -> None:
+    texts = Texts()
+    prefixes = [texts.new(160) for _ in range(12)]
+    dice = random.Random(5)
+    trace = trace_of([dice.choice(prefixes) + texts.new(20) for _ in range(300)])
+    setting = Setting(replicas=4, routing="random")
+    outcome = replay_any(trace, setting)
+    one = found(trace, outcome, FindingKind.ROUTING_DILUTION, replay=replay_any)
+    met = len({(at.replica, trace.requests[at.number].symbols[:640]) for at in outcome.served})
+    assert one.finding.num_tokens_lost == (met - 12) * 160
+    assert one.setting is not None
+    after = replay_any(trace, one.setting)
+    won = after.rates.num_hit_tokens - outcome.rates.num_hit_tokens
+    assert won >= 0.9 * one.finding.num_tokens_lost
 
 
 def test_one_cache_has_the_memory_of_all_replicas() -> None:

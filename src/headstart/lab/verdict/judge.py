@@ -9,17 +9,15 @@ from typing import Any
 from headstart.errors import ConfigError
 from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.chains import symbols_of
+from headstart.lab.replay.costs import PRESET
 from headstart.lab.replay.outcome import Rates, Setting
 from headstart.lab.replay.replay import replay
 from headstart.lab.traces.paths import number_blocks
 from headstart.lab.traces.trace import Trace
 from headstart.lab.verdict.variables import SHARED_TOKENS, Variable, Word, variables_of
 
-SECONDS_PER_TOKEN = 0.00042
-"""To compute one prompt token: the embedded model's on two CPU cores (docs/benchmarks.md).
-
-A prompt of 1,211 tokens takes 506 ms longer there than one of which 1,200 are cached.
-"""
+SECONDS_PER_TOKEN = PRESET.prefill_token
+"""To compute one prompt token: that of the cost model, the embedded model on two CPU cores."""
 _BLOCK_SIZE = 16
 _STARTS = {Word.GOOD: "Yes", Word.MARGINAL: "Somewhat", Word.BAD: "Hardly"}
 

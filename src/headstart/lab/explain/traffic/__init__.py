@@ -11,7 +11,7 @@ from headstart.lab.explain.traffic.pressure import find_eviction_pressure
 from headstart.lab.explain.traffic.routing import find_routing_dilution
 from headstart.lab.explain.traffic.tail import find_cold_tail
 from headstart.lab.replay.outcome import Outcome
-from headstart.lab.replay.replay import replay as replay_in_turn
+from headstart.lab.replay.point import replay_point
 from headstart.lab.traces.trace import Trace
 
 __all__ = ["find_traffic"]
@@ -30,17 +30,16 @@ def find_traffic(
     trace: Trace,
     outcome: Outcome,
     *,
-    replay: Replay = replay_in_turn,
+    replay: Replay = replay_point,
     bytes_per_token: int | None = None,
     least_share: float = 0.005,
 ) -> list[Candidate]:
     """What costs hits in ``outcome``, a replay of ``trace``, the dearest first.
 
     Each finding's price is measured: the hits of a replay with one thing changed, less those of ``outcome``.
-    So prices overlap, and do not add up.  ``replay`` makes these replays; one that knows ``max_num_seqs`` and
-    ``replicas`` should be given where the outcome has them, else requests come one after the other to one
-    cache.  ``bytes_per_token`` of KV lets fixes name memory.  What costs less than ``least_share`` of the
-    prompt tokens is left out.
+    So prices overlap, and do not add up.  ``replay`` makes these replays: it should be what made ``outcome``.
+    ``bytes_per_token`` of KV lets fixes name memory.  What costs less than ``least_share`` of the prompt
+    tokens is left out.
 
     Empty for a trace without content.  Raises what ``replay`` raises.
     """

@@ -15,7 +15,8 @@ def find_routing_dilution(case: Case) -> Iterator[Candidate]:
     if setting.replicas < 2:
         return
     capacity = None if setting.capacity_blocks is None else setting.capacity_blocks * setting.replicas
-    one = case.gain(replace(setting, replicas=1, capacity_blocks=capacity))
+    at_once = None if setting.max_num_seqs is None else setting.max_num_seqs * setting.replicas
+    one = case.gain(replace(setting, replicas=1, capacity_blocks=capacity, max_num_seqs=at_once))
     if not case.is_worth(one.num_tokens):
         return
     by_prefix = setting.routing == "prefix"
