@@ -108,10 +108,10 @@ def test_a_cycle_larger_than_the_pool() -> None:
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_the_pool_that_is_named_is_about_the_smallest(policy: str) -> None:
     texts, dice = Texts(), random.Random(1)
-    prefixes = [texts.new(64) for _ in range(60)]
-    drawn = [prefixes[int(dice.paretovariate(0.7)) % 60] for _ in range(600)]
+    prefixes = [texts.new(64) for _ in range(40)]
+    drawn = [prefixes[int(dice.paretovariate(0.7)) % 40] for _ in range(250)]
     trace = trace_of([prefix + texts.new(20) for prefix in drawn])
-    setting = Setting(policy=policy, capacity_blocks=60)
+    setting = Setting(policy=policy, capacity_blocks=40)
     outcome = replay(trace, setting)
     unbounded = replay(trace, replace(setting, capacity_blocks=None))
     one = found(trace, outcome, FindingKind.EVICTION_PRESSURE)
