@@ -97,6 +97,18 @@ def test_errors_are_sentences(tmp_path: Path, log: Path) -> None:
     assert "--kv-bytes-per-token" in result.stderr
 
 
+def test_a_line_that_cannot_be_read_is_told(log: Path) -> None:
+    with log.open("a") as file:
+        file.write("{no json\n")
+    result = invoke(log, "--json")
+    assert result.exit_code == 0, result.stderr
+    note = json.loads(result.stdout)["notes"][-1]
+    assert note.startswith(f"1 line could not be read and left out; the first: {log}:41: ")
+    strict = invoke(log, "--strict")
+    assert (strict.exit_code, strict.stdout) == (1, "")
+    assert strict.stderr.startswith(f"headstart verdict: {log}:41: ")
+
+
 def test_load_traces_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headstart.cache import Namespace
+from headstart.cache import MissReason, Namespace
 from headstart.cache.keys import Adapter
 from headstart.lab.explain.finding import Candidate, FindingKind
 from headstart.lab.explain.traffic import find_traffic
@@ -76,6 +76,15 @@ def test_alignment_of_hash_ids_is_seen_down_to_an_id() -> None:
     assert one.finding.num_tokens_lost == 9 * 512
     at_an_id = replay(trace, Setting(prefix_index="hash", block_size=512))
     assert FindingKind.SHORT_PREFIX not in kinds(trace, at_an_id)
+
+
+def test_the_price_is_what_the_core_calls_unaligned() -> None:
+    texts, dice = Texts(), random.Random(3)
+    prefixes = [texts.new(dice.randrange(5, 90)) for _ in range(12)]
+    trace = trace_of([dice.choice(prefixes) + texts.new(dice.randrange(1, 40)) for _ in range(150)])
+    outcome = replay(trace, Setting(prefix_index="hash", block_size=16))
+    one = found(trace, outcome, FindingKind.SHORT_PREFIX)
+    assert one.finding.num_tokens_lost == pytest.approx(outcome.misses[MissReason.UNALIGNED], rel=0.05)
 
 
 def test_the_radix_index_loses_nothing_to_blocks() -> None:

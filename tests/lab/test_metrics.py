@@ -205,6 +205,13 @@ def test_a_series_that_appears_in_the_window_began_at_nothing() -> None:
     assert one.hit_tokens == 366_000
 
 
+def test_values_that_are_no_numbers_are_not_there() -> None:
+    text = page("vllm_before")
+    odd = text.replace("} 0.30", "} NaN").replace("} 12.0", "} +Inf")
+    one = read(odd, odd)
+    assert (one.kv_usage, one.num_engines, one.running) == (pytest.approx(0.4), 1, 9)
+
+
 def test_no_traffic_in_the_window() -> None:
     one = read(page("vllm_before"), page("vllm_before"))
     assert one.state is State.IDLE

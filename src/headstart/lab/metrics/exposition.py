@@ -39,7 +39,7 @@ class Exposition:
             for family in text_string_to_metric_families(text):
                 families.add(_canonical(family.name))
                 for sample in family.samples:
-                    if not math.isnan(sample.value):
+                    if math.isfinite(sample.value):
                         series[_canonical(sample.name)][frozenset(sample.labels.items())] = sample.value
         except (ValueError, IndexError, KeyError, TypeError) as error:
             raise MetricsError(f"{source} is no page of Prometheus metrics: {error}") from error

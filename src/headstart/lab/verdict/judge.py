@@ -163,7 +163,8 @@ def _notes(trace: Trace, setting: Setting, seconds_per_token: float) -> list[str
     if setting.capacity_blocks is None:
         notes.append("No capacity was given, so the pool holds everything.")
     if trace.skipped:
-        notes.append(f"{len(trace.skipped):,} lines could not be read; the first: {trace.skipped[0]}.")
+        number = "1 line" if len(trace.skipped) == 1 else f"{len(trace.skipped):,} lines"
+        notes.append(f"{number} could not be read and left out; the first: {trace.skipped[0]}.")
     return notes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headstart.lab.explain.finding import Candidate, Evidence, Finding, FindingKind
 from headstart.lab.replay.outcome import Outcome, Setting
@@ -46,11 +46,11 @@ class Case:
     replay: Replay
     bytes_per_token: int | None = None
     least_share: float = 0.005
-    num_tokens: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        tokens = sum(one.num_prompt_tokens for one in self.outcome.served)
-        object.__setattr__(self, "num_tokens", tokens)
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens of the requests that count."""
+        return sum(one.num_prompt_tokens for one in self.outcome.served)
 
     @property
     def setting(self) -> Setting:
