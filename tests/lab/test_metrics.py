@@ -220,12 +220,34 @@ def test_no_traffic_in_the_window() -> None:
     assert one.sentence.startswith("no prompt was looked up within 10.0 s (21 run and 1 wait)")
 
 
-def test_prompts_that_nobody_looks_up() -> None:
-    one = read(page("vllm_before"), page("vllm_before", vllm__prompt_tokens_total=500))
+def test_a_cache_that_is_off() -> None:
+    def off(**traffic: float) -> str:
+        return page("vllm_before", **traffic).replace('caching="True"', 'caching="False"')
+
+    one = read(off(), off(vllm__prompt_tokens_total=500))
     assert one.state is State.OFF
-    assert one.sentence.startswith("1,000 prompt tokens were computed and none was looked up")
-    off = page("vllm_before").replace('enable_prefix_caching="True"', 'enable_prefix_caching="False"')
-    assert read(off, off).state is State.OFF
+    assert one.sentence.startswith("1,000 prompt tokens were computed, and none is ever looked up")
+
+
+def test_a_server_that_never_looks_up_and_does_not_say_why() -> None:
+    def silent(**traffic: float) -> str:
+        lines = page("vllm_before", **traffic).splitlines()
+        kept = [line for line in lines if "_info" not in line and "prefix_cache" not in line]
+        return "\n".join(
+            [
+                *kept,
+                'vllm:prefix_cache_queries_total{model_name="Qwen/Qwen3-8B"} 0',
+                'vllm:prefix_cache_hits_total{model_name="Qwen/Qwen3-8B"} 0',
+                "",
+            ]
+        )
+
+    assert read(silent(), silent(vllm__prompt_tokens_total=500)).state is State.OFF
+    assert read(silent(), silent()).state is State.IDLE
+
+
+def test_a_prompt_looked_up_before_the_window_and_computed_in_it() -> None:
+    assert read(page("vllm_before"), page("vllm_before", vllm__prompt_tokens_total=500)).state is State.IDLE
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,8 @@ def _of_model(window: Window, limits: Thresholds) -> Reading:
     known = [value for value in (before, after) if value is not None]
     usage = fmean(known) if known else None
     prompt_tokens = window.increase(names.prompt_tokens)
-    is_off = _is_off(window)
     state = _state(rate, usage, limits, is_idle=not queries and source == "counters")
-    if state is State.IDLE and (is_off or prompt_tokens):
+    if state is State.IDLE and _is_off(window):
         state = State.OFF
     reading = Reading(
         engine=window.engine,
@@ -140,9 +139,12 @@ def _state(rate: float | None, usage: float | None, limits: Thresholds, *, is_id
 
 
 def _is_off(window: Window) -> bool:
-    """Whether the server says that its prefix cache is off."""
-    said = [labels.get("enable_prefix_caching", "") for name in CONFIG for labels, _ in window.labels(name)]
-    return {word.lower() for word in said} == {"false"}
+    """Whether the server says so; if it says nothing, whether it computes prompts and never looked one up."""
+    said = {labels.get("enable_prefix_caching", "") for name in CONFIG for labels, _ in window.labels(name)}
+    words = {word.lower() for word in said if word}
+    if words:
+        return words == {"false"}
+    return not window.total(window.names.queries) and bool(window.increase(window.names.prompt_tokens))
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

@@ -60,7 +60,9 @@ def sentence_of(reading: Reading) -> str:
             "a longer --window."
         )
     if reading.state is State.OFF:
-        computed = f"{reading.prompt_tokens or 0:,.0f} prompt tokens were computed and none was looked up"
+        computed = (
+            f"{reading.prompt_tokens or 0:,.0f} prompt tokens were computed, and none is ever looked up"
+        )
         return f"{computed}: prefix caching is off (--enable-prefix-caching turns it on)."
     return _SENTENCES[reading.state]
 
