@@ -9,6 +9,7 @@ import httpx
 
 from headstart.lab.metrics.exposition import Exposition, MetricsError
 
+_LAST_PORT = 65_535
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -22,7 +23,7 @@ def metrics_url(given: str) -> httpx.URL:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
         raise MetricsError(f"{given!r} is no address: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) <= _LAST_PORT:
         raise MetricsError(f"{given!r} is no http address, such as http://127.0.0.1:8000")
     path = url.path.rstrip("/").removesuffix("/v1")
     return url.copy_with(path=path or "/metrics") if path in ("", "/metrics") else _under(url, path)
