@@ -307,7 +307,9 @@ def test_addresses(given: str, url: str) -> None:
     assert str(metrics_url(given)) == url
 
 
-@pytest.mark.parametrize("given", ["ftp://gpu", "http://", "", "http://gpu:port", "gpu:99999", "file:///etc/hosts"])
+@pytest.mark.parametrize(
+    "given", ["ftp://gpu", "http://", "", "http://gpu:port", "gpu:99999", "file:///etc/hosts"]
+)
 def test_what_is_no_address(given: str) -> None:
     with pytest.raises(MetricsError, match=r"no (http )?address"):
         metrics_url(given)
