@@ -10,9 +10,11 @@ import typer
 from headstart.cli.bench import bench
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
+from headstart.cli.metrics import metrics
 from headstart.cli.pull import pull
 from headstart.cli.replay import replay
 from headstart.cli.serve import serve
+from headstart.cli.verdict import verdict
 from headstart.cli.verify_log import verify_log
 
 app = typer.Typer(
@@ -41,7 +43,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, replay, verify_log):
+for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log):
     app.command(cls=Command)(command)
 
 
