@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headstart.cache.reasons import MissReason
@@ -32,6 +34,8 @@ def said(*outcomes: Outcome, bounds: Bounds | None = None) -> Headline:
 
 
 def hitting(share: float, **setting: object) -> Outcome:
+    """All that is not hit was evicted, where nothing else is said."""
+    setting = {"misses": {MissReason.EVICTED: round(1000 - 1000 * share)}, **setting}
     return outcome_of(*[(1000, round(1000 * share))] * 10, **setting)  # type: ignore[arg-type]
 
 
@@ -81,6 +85,28 @@ def test_capacity_does_not_help() -> None:
         "40 blocks would already do, within a point.",
         "59.0 % of tokens are cold: text that was never seen before, which no cache can have.",
     ]
+
+
+def test_what_other_things_than_evictions_lose() -> None:
+    outcome = hitting(0.2, misses={MissReason.COLD: 780, MissReason.EVICTED: 20})
+    spread = replace(outcome, setting=replace(outcome.setting, replicas=4))
+    alone = replace(outcome, setting=replace(outcome.setting, replicas=1))
+    found = said(spread, alone, bounds=unbounded_at(0.5))
+    assert found.verdict == "30.0 points of the 50.0 % that could hit are lost"
+    assert found.sentences[-1] == (
+        "78.0 % of tokens are cold: text that its replica, one of 4, never saw; another one may have it."
+    )
+
+
+def test_the_radix_index_may_lose_more_than_whole_blocks() -> None:
+    outcome = hitting(0.3, misses={MissReason.EVICTED: 250})
+    radix = replace(outcome, setting=replace(outcome.setting, prefix_index="radix"))
+    assert said(radix, bounds=unbounded_at(0.5)).verdict.startswith(
+        "Evictions lose 25.0 points of the 55.0 %"
+    )
+    assert said(outcome, bounds=unbounded_at(0.5)).verdict.startswith(
+        "Evictions lose 20.0 points of the 50.0 %"
+    )
 
 
 def test_hardly_anything_is_shared() -> None:
