@@ -10,6 +10,7 @@ import typer
 from headstart.cli.bench import bench
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
+from headstart.cli.lint import lint
 from headstart.cli.pull import pull
 from headstart.cli.serve import serve
 from headstart.cli.verify_log import verify_log
@@ -40,7 +41,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, verify_log):
+for command in (serve, pull, demo, bench, verify_log, lint):
     app.command(cls=Command)(command)
 
 
