@@ -96,6 +96,8 @@ CONSTANT = [
     "digest sha256:4bf92f3577b34da6a3ce929d0e0e4736aa",
     "The nil id is 00000000-0000-0000-0000-000000000000.",
     "call_function and user_preferences and run_12 and thread_pool; session is open",
+    'self.now = 100.0; self.counter = 0; step = 1; {"timestamp": 0}; USER_NAME = Kind.NAME',
+    "time: 3.5 s, date: required",
     "Call 555-123-4567 or +49 30 1234567.",
 ]
 

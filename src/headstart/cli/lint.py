@@ -45,9 +45,7 @@ def lint(
             show_default=False,
         ),
     ] = None,
-    kind: Annotated[
-        FileKind | None, typer.Option(help="What the file is.", show_default="found out")
-    ] = None,
+    kind: Annotated[FileKind | None, typer.Option(help="What the file is.", show_default="found out")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -158,7 +156,9 @@ def _as_text(report: LintReport) -> str:
         for severity in reversed(Severity)
         if (count := sum(problem.severity is severity for problem in report.problems))
     ]
-    lines.append(f"{report.file}: {', '.join(counts) or 'nothing found'}; {_shared(report)}".removesuffix("; "))
+    lines.append(
+        f"{report.file}: {', '.join(counts) or 'nothing found'}; {_shared(report)}".removesuffix("; ")
+    )
     return "\n".join(lines)
 
 
@@ -190,8 +190,9 @@ def _shared(report: LintReport) -> str:
 def _of_one(sharing: Sharing, unit: str, *, is_template: bool) -> str:
     if sharing.first_variable is None:
         return f"{sharing.num_now:,} of {sharing.num_total:,} {unit} can be shared"
-    fixed = f"{sharing.num_after:,} if it moves behind {'the rest' if is_template else 'the instructions'}"
+    rest = "the rest" if is_template else "the instructions"
     return (
-        f"first variable at {unit.removesuffix('s')} {sharing.first_variable + 1:,} of {sharing.num_total:,}: "
-        f"{sharing.num_now:,} {unit} can be shared; {fixed}"
+        f"first variable at {unit[:-1]} {sharing.first_variable + 1:,} of {sharing.num_total:,}: "
+        f"{sharing.num_now:,} {unit} can be shared; "
+        f"{sharing.num_after:,} if it moves behind {rest}"
     )

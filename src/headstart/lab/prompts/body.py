@@ -120,9 +120,7 @@ def _parts(fields: Mapping[str, Any]) -> list[Part]:
     last = users[-1] if users else len(messages)
     for number, message in enumerate(messages):
         role = _role(message, number)
-        section = (
-            Section.LAST if number >= last else Section.HEAD if role in _HEAD_ROLES else Section.HISTORY
-        )
+        section = Section.LAST if number >= last else Section.HEAD if role in _HEAD_ROLES else Section.HISTORY
         parts += _of_message(message, number, role, section)
     return parts
 

@@ -10,7 +10,7 @@ from headstart.lab.prompts.problem import Path, Severity, Spot
 
 _TRAILING = re.compile(r"[ \t]+(?=\r?\n)|\n{4,}|\s+\Z")
 _DOUBLED = re.compile(r"(?<=[^\s|:.])[ ]{2,}(?=[^\s|])|(?<=[.:])[ ]{3,}(?=[^\s|])")
-# Joiners belong between letters of some scripts and in emoji; a blank that may not break is at home in French.
+# Joiners belong between letters of some scripts and in emoji; blanks that may not break in French.
 _INVISIBLE = re.compile(
     r"[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\ufeff]|(?<=[\x00-\x7f])[\u200c\u200d]"
 )

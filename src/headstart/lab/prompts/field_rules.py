@@ -22,7 +22,11 @@ def salts_and_keys(body: Body, sharing: Sharing) -> Iterator[Spot]:
             what = f"{field} looks made for this one request, or conversation: {_EFFECTS[rule]}"
             lost = sharing.num_now if rule == "HS401" else None
             yield Spot(rule, mild, (field,), 0, what, _FIXES[rule], value, lost)
-    if "prompt_cache_key" not in body.fields and body.ruler.unit == "tokens" and sharing.num_now >= WORTH_A_KEY:
+    if (
+        "prompt_cache_key" not in body.fields
+        and body.ruler.unit == "tokens"
+        and sharing.num_now >= WORTH_A_KEY
+    ):
         yield Spot(
             "HS402",
             Severity.INFO,
@@ -62,8 +66,8 @@ def uncached(body: Body, sharing: Sharing) -> Iterator[Spot]:
             Severity.WARNING,
             (name,),
             0,
-            f"{name}{' with logprobs' if echoed else ''} wants the prompt's log-probabilities, which have to be "
-            "computed: nothing is looked up in the cache",
+            f"{name}{' with logprobs' if echoed else ''} wants the prompt's log-probabilities, which have "
+            "to be computed: nothing is looked up in the cache",
             "leave it out where nobody reads them",
             None,
             sharing.num_now,

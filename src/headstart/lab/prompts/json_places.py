@@ -41,7 +41,7 @@ class JsonPlaces:
         return at
 
     def _width(self, at: int) -> int:
-        """Of the character that begins here, as it is spelled: ``\\n`` is 2 and ``\\ud83d\\ude00`` 12."""
+        r"""Of the character that begins here, as it is spelled: ``\n`` is 2 and ``\ud83d\ude00`` 12."""
         if self._text[at] != "\\":
             return 1
         if self._text[at + 1] != "u":

@@ -110,9 +110,9 @@ _DATA = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 
 def short_prefix(body: Body, sharing: Sharing, block_size: int) -> Iterator[Spot]:
     """A beginning that can be shared and does not fill a block."""
-    head = [part for part in body.parts if part.section is Section.HEAD or body.is_single]
+    head = [part for part in _shareable(body) if part.start is not None]
     worth = sharing.num_total >= 2 * block_size
-    # Without a tokenizer this can be said for sure only where there are fewer characters than a block has tokens.
+    # Without a tokenizer only fewer characters than a block has tokens are a proof.
     if head and worth and sharing.num_now < block_size:
         unit = body.ruler.unit
         can = sharing.num_after >= block_size and unit == "tokens"

@@ -53,7 +53,9 @@ class Linter:
         template = _template_within(text)
         if template is not None and kind != "body":
             places, path = template
-            return self._template(name, places.value[path[0]], lambda at: _line(text, places.offset(path, at)))
+            return self._template(
+                name, places.value[path[0]], lambda at: _line(text, places.offset(path, at))
+            )
         if documents is None:
             return self._template(name, text, lambda at: _line(text, at))
         return self._bodies(name, documents)
@@ -71,7 +73,9 @@ class Linter:
             found += [(number, spot) for spot in _body_spots(body, shared, self.block_size)]
         found += [*orders_across(bodies), *salts_across(bodies)]
         found = _worst_of_each_place(found)
-        problems = [_problem(spot, *documents[number].place(spot), spelled(spot.where)) for number, spot in found]
+        problems = [
+            _problem(spot, *documents[number].place(spot), spelled(spot.where)) for number, spot in found
+        ]
         kind: Literal["body", "bodies"] = "body" if len(documents) == 1 else "bodies"
         return LintReport(name, kind, bodies[0].ruler.unit, _merged(problems), shares)
 
@@ -84,7 +88,7 @@ class Linter:
             kind = "chat template"
             try:
                 spots += ChatTemplateCheck(source).spots()
-            except CorruptModelError as error:
+            except (CorruptModelError, RequestError) as error:
                 raise LintError(f"{name}: {error}") from error
         else:
             _, own, shared = check_template(source, encode)

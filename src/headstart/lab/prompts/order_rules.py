@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from headstart.lab.prompts.body import Body, Section, dumped
@@ -17,7 +18,7 @@ _SORT_KEYS = "serialise with sorted keys (json.dumps(…, sort_keys=True)), or a
 def tool_order(body: Body) -> Iterator[Spot]:
     """Tools that are not in the order of their names."""
     names = tool_names(body.fields)
-    for number, (name, following) in enumerate(zip(names, names[1:], strict=False), 1):
+    for number, (name, following) in enumerate(pairwise(names), 1):
         if following < name:
             yield Spot(
                 "HS101",

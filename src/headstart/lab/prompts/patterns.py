@@ -48,6 +48,11 @@ def _has_digit(value: str) -> bool:
     return any(map(str.isdigit, value))
 
 
+def _tells_time(value: str) -> bool:
+    """A name of a day or month, a clock, a year or a date; not any number behind "time:"."""
+    return re.search(r"[^\W\d_]{3}|\d:\d\d|\b(?:19|20)\d\d\b|\d[/.-]\d{1,2}[/.-]\d", value) is not None
+
+
 def _is_mixed_hex(value: str) -> bool:
     """Digits alone are a number and letters alone a word; both, of several characters, a hash or an id."""
     return _has_digit(value) and any(map(str.isalpha, value)) and len(set(value)) > 4
@@ -113,7 +118,7 @@ _NAMED_DAY = rf"""(?:{_WEEKDAY}[.,]?\s+)? (?:
 ){_YEAR}\b"""
 _THEN = r"(?: T | ,?\s+(?:at\s+|um\s+|à\s+)? )"
 _BEGINS, _ENDS = r"(?<![\w./-])", r"(?![\w-]|[./]\d)"  # no part of a model's name, a path or a version
-_CLOCK_LABEL = r"""\b(?:
+_CLOCK_LABEL = r"""(?<![\w.$])(?:
     today(?:['\u2019]s)?(?:\s+date)? | date | datetime | time | timestamp | now | it
   | (?: current | system | local | present )[ _-]?
     (?: date[ ]and[ ]time | datetime | date | day | timestamp | time | year | month | week )
@@ -129,6 +134,10 @@ _ID_LABEL = r"""\b(?: request | req | trace | span | session | correlation | con
     | message | transaction | event | run | job | task | call | ticket | order | invocation
     | tenant | device | nonce )"""
 _COUNTED = r"(?:turn|attempt|retry|iteration|round|visit)"
+_NUMBER, _COUNT = (
+    r"""(?:\s+(?:number|no\.?|count))?["']?\s*""",
+    r"(?P<value>\d+(?:\s*(?:of|/)\s*\d+)?)(?![\w.])",
+)
 _IS = r"""["']? \s*(?: [:=] | \bis\b )\s* ["'`*#]*"""
 _NAME = r"[A-ZÀ-Þ][\w'\u2019-]+"
 _NAMES = rf"{_NAME}(?:[ ]{_NAME}){{0,2}}"
@@ -153,7 +162,7 @@ PATTERNS = (
     _row(CLOCK, "generated", rf"\b{_WEEKDAY}[.,]?\s+{_NAMED_DAY}"),
     _row(CLOCK, "unsure", rf"\b{_NAMED_DAY}"),
     # Today is Tuesday, December 1; current time: 14:03; Current year: 2026; It is Tuesday.
-    _row(CLOCK, "labelled", rf"{_CLOCK_LABEL}(?P<value>{_CLOCK_WORDS})(?<![\s,./-])", accepts=_has_digit),
+    _row(CLOCK, "labelled", rf"{_CLOCK_LABEL}(?P<value>{_CLOCK_WORDS})(?<![\s,./-])", accepts=_tells_time),
     _row(
         CLOCK,
         "labelled",
@@ -204,11 +213,11 @@ PATTERNS = (
         accepts=_is_mixed_hex,
     ),
     # Attempt: 3; turn 4 of 10; This is turn 4; ticket #4711; remaining tokens: 3,120
+    _row(COUNTER, "labelled", rf"(?<![\w.-]){_COUNTED}{_NUMBER}(?:[:=]\s*[#]?|[#])\s*{_COUNT}"),
     _row(
         COUNTER,
         "labelled",
-        rf"""(?<![\w-])(?:{_COUNTED}|step|message|request|call|query)(?:\s+(?:number|no\.?|count))?["']?
-        \s*(?:[:=]\s*[#]?|[#])\s*(?P<value>\d+(?:\s*(?:of|/)\s*\d+)?)(?![\w.])""",
+        rf"(?<![\w.-])(?:step|message|request|call|query){_NUMBER}(?::\s*[#]?|[#])\s*{_COUNT}",
     ),
     _row(COUNTER, "labelled", rf"\b{_COUNTED}\s+(?P<value>\d+\s*(?:of|/)\s*\d+)\b"),
     _row(
@@ -227,7 +236,7 @@ PATTERNS = (
     _row(
         COUNTER,
         "labelled",
-        r"""\b(?:
+        r"""(?<![\w.])(?:
             (?:tokens|messages|turns|requests|attempts|calls|credits)[ ](?:left|remaining|so[ ]far|used)
           | (?:remaining|unread)[ ]\w+ | (?:message|request|turn|visit|retry)[ ]?count | counter
         )["']?\s*(?:[:=]|\bis\b)\s*(?P<value>\d[\d,]*)""",
@@ -246,7 +255,7 @@ PATTERNS = (
         rf"""\b(?i:(?:user|customer|client|full|first|last|account|login|display)[ _-]?name){_IS}(?P<value>
             (?!(?i:string|str|name|the|a|an|required|optional|null|none|not|true|false)\b){_NAMES}
           | [a-z][a-z0-9._-]{{0,40}}[0-9._-][a-z0-9._-]{{0,40}}[a-z0-9]
-        )(?![\w(])""",
+        )(?![\w(]|\.\w)""",
         cased=True,
     ),
     _row(

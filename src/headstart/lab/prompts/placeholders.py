@@ -42,12 +42,26 @@ _WORDS: tuple[tuple[Fate, frozenset[str]], ...] = (
     (
         FindingKind.CLOCK,
         frozenset(
-            {"date", "time", "now", "today", "datetime", "timestamp", "clock", "strftime", "utcnow", "weekday"}
+            {
+                "date",
+                "time",
+                "now",
+                "today",
+                "datetime",
+                "timestamp",
+                "clock",
+                "strftime",
+                "utcnow",
+                "weekday",
+            }
             | {"day", "year", "month", "hour", "minute"}
         ),
     ),
     (FindingKind.UUID, frozenset({"uuid", "uuid4", "uuid1", "guid", "ulid"})),
-    (FindingKind.COUNTER, frozenset({"turn", "attempt", "retry", "counter", "count", "iteration", "remaining"})),
+    (
+        FindingKind.COUNTER,
+        frozenset({"turn", "attempt", "retry", "counter", "count", "iteration", "remaining"}),
+    ),
     (FindingKind.OTHER_VARIABLE, frozenset({"random", "nonce", "seed", "ip", "token", "randint", "hex"})),
     (
         "documents",
@@ -58,7 +72,9 @@ _WORDS: tuple[tuple[Fate, frozenset[str]], ...] = (
     ),
     (
         "question",
-        frozenset({"question", "query", "input", "message", "prompt", "text", "request", "utterance", "topic"}),
+        frozenset(
+            {"question", "query", "input", "message", "prompt", "text", "request", "utterance", "topic"}
+        ),
     ),
 )
 _ID = re.compile(
@@ -179,9 +195,7 @@ def _spots(varying: Sequence[Placeholder], static: _Static, ruler: Ruler) -> Ite
             return
         rule, severity, what, fix = _judged(one.fate)
         lost = ruler.total - ruler.before(position)
-        yield Spot(
-            rule, severity, (), one.start, what, fix, one.expression, lost, ruler.before(position)
-        )
+        yield Spot(rule, severity, (), one.start, what, fix, one.expression, lost, ruler.before(position))
 
 
 def _judged(fate: Fate) -> tuple[str, Severity, str, str]:

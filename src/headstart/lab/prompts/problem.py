@@ -1,4 +1,4 @@
-"""What a check of a prompt says: problems, each at a place, with a price and a fix; and what stays shareable."""
+"""What a check of a prompt says: problems at places, with a price and a fix; what stays shareable."""
 
 from __future__ import annotations
 

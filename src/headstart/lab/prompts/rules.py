@@ -1,4 +1,4 @@
-"""The rules that ``headstart lint`` knows: what each is about, why it costs hits, and an example of each side."""
+"""The rules that ``headstart lint`` knows: what each is about, and an example of each side."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _ORDER = (
 )
 _DRIFT = (
     "Nobody sees it, so nobody notices when one writer has it and another has not: an editor trims it, a "
-    "checkout converts it, a second service never had it.  Then prompts that look alike share nothing from there on."
+    "checkout converts it, a second service never had it.  Then prompts that look alike share nothing from "
+    "there on."
 )
 
 _ALL = (
@@ -76,8 +77,8 @@ _ALL = (
         "HS004",
         "a counter in front of stable text",
         _W,
-        f"{_VARIES}  A turn's number or the tokens that are left change with each turn of one conversation, so not "
-        "even its own history is shared.",
+        f"{_VARIES}  A turn's number or the tokens that are left change with each turn of one "
+        "conversation, so not even its own history is shared.",
         _BEHIND,
         "system: Turn 4 of 10. You are …",
         "system: You are …   user: … (turn 4 of 10)",
@@ -86,8 +87,8 @@ _ALL = (
         "HS005",
         "a user's name, address or id in front of stable text",
         _W,
-        f"{_VARIES}  Each user pays for the instructions once again, and the cache holds a copy for each.  Several "
-        "fields of one user may stay together, but behind what all users share.",
+        f"{_VARIES}  Each user pays for the instructions once again, and the cache holds a copy for each.  "
+        "Several fields of one user may stay together, but behind what all users share.",
         "Put it at the end of the system prompt, or in the first user message.",
         "system: You are talking to Ada Lovelace. <1,000 tokens of instructions>",
         "system: <1,000 tokens of instructions> You are talking to Ada Lovelace.",
@@ -96,8 +97,8 @@ _ALL = (
         "HS006",
         "something generated, or filled in, in front of stable text",
         _W,
-        f"{_VARIES}  This rule is for what has no other name: random strings, addresses of machines, what a user "
-        "asks, and placeholders whose names do not tell what they become (those are an info).",
+        f"{_VARIES}  This rule is for what has no other name: random strings, addresses of machines, what "
+        "a user asks, and placeholders whose names do not tell what they become (those are an info).",
         _BEHIND,
         "Question: {question} <instructions>",
         "<instructions> Question: {question}",
@@ -106,8 +107,8 @@ _ALL = (
         "HS101",
         "tools in no fixed order",
         _W,
-        f"{_ORDER}  In one body it is an info: their order may be fixed by other means.  In a file of bodies it is a "
-        "warning, for there the same tools were seen in two orders.",
+        f"{_ORDER}  In one body it is an info: their order may be fixed by other means.  In a file of "
+        "bodies it is a warning, for there the same tools were seen in two orders.",
         "Sort the tools by name before they are sent.",
         "tools: [search, add, list]",
         "tools: [add, list, search]",
@@ -188,8 +189,8 @@ _ALL = (
         "HS302",
         "documents in front of instructions",
         _W,
-        "What is retrieved differs with each question, the instructions do not: behind the documents they are never "
-        "shared.  In a body this is guessed from headings, and an info.",
+        "What is retrieved differs with each question, the instructions do not: behind the documents they "
+        "are never shared.  In a body this is guessed from headings, and an info.",
         "Instructions, then documents in an order that does not hang on the question, then the question.",
         "Context: {documents} Answer only from the context …",
         "Answer only from the context … Context: {documents}",
@@ -199,7 +200,8 @@ _ALL = (
         "encoded data in front of text",
         _W,
         "An image or a file is new in most requests, and long.  Text behind it is computed each time.",
-        "Text that requests have in common first.  For many questions about one image it is right the other way round.",
+        "Text that requests have in common first.  For many questions about one image it is right the "
+        "other way round.",
         "user: <image> <1,000 tokens of instructions>",
         "system: <1,000 tokens of instructions>   user: <image> What is it?",
     ),
@@ -207,8 +209,8 @@ _ALL = (
         "HS304",
         "a shared beginning shorter than a block",
         _W,
-        "Engines share whole blocks (16 tokens in vLLM, see --block-size); providers begin at 1,024 tokens.  What is "
-        "shorter is never a hit.",
+        "Engines share whole blocks (16 tokens in vLLM, see --block-size); providers begin at 1,024 "
+        "tokens.  What is shorter is never a hit.",
         "Move what varies back, or make blocks smaller.",
         "system: 12:20:52. You are …",
         "system: You are … <more than a block>",
@@ -217,8 +219,8 @@ _ALL = (
         "HS401",
         "a cache_salt made for one request",
         _E,
-        "Requests with different salts share nothing, on purpose.  One body whose salt looks random is a warning (it "
-        "may be a tenant's); a file whose bodies all have another one is an error.",
+        "Requests with different salts share nothing, on purpose.  One body whose salt looks random is a "
+        "warning (it may be a tenant's); a file whose bodies all have another one is an error.",
         "One salt for each tenant whose prompts must not be told to others, or none.",
         '"cache_salt": str(uuid4())',
         '"cache_salt": "tenant-7"',
@@ -227,8 +229,8 @@ _ALL = (
         "HS402",
         "no prompt_cache_key",
         _I,
-        "With it requests that begin alike reach the same machine of a provider, or of a router that heeds it.  Said "
-        "only where 1,024 tokens or more can be shared.",
+        "With it requests that begin alike reach the same machine of a provider, or of a router that heeds "
+        "it.  Said only where 1,024 tokens or more can be shared.",
         "Set prompt_cache_key to the name and version of the prompt.",
         '{"messages": […]}',
         '{"messages": […], "prompt_cache_key": "support-v3"}',
@@ -256,8 +258,8 @@ _ALL = (
         "HS501",
         "a chat template writes the date",
         _W,
-        "Everything behind the line is new each time it changes: mostly the system prompt and the tools, for all "
-        "users at once.  Found by rendering the template at two times.",
+        "Everything behind the line is new each time it changes: mostly the system prompt and the tools, "
+        "for all users at once.  Found by rendering the template at two times.",
         "Pass a fixed date in chat_template_kwargs, or use a copy of the template without the line.",
         "{{ 'Today: ' + strftime_now('%d %b %Y') }}{{ messages[0].content }}",
         "{{ messages[0].content }}",
@@ -266,7 +268,8 @@ _ALL = (
         "HS502",
         "a switch for thinking changes the prompt's head",
         _W,
-        "Requests with the switch on and off share nothing behind it.  Found by rendering the template both ways.",
+        "Requests with the switch on and off share nothing behind it.  Found by rendering the template "
+        "both ways.",
         "The same setting for all requests with one system prompt, or a switch in the generation prompt.",
         "{% if enable_thinking %}/think{% endif %}{{ messages[0].content }}",
         "… {% if not enable_thinking %}<think></think>{% endif %} at the end",
@@ -275,9 +278,9 @@ _ALL = (
         "HS503",
         "reasoning of earlier turns is dropped",
         _I,
-        "The cache holds the last answer as it was generated, with its reasoning; the next turn's prompt has it "
-        "without.  So each turn computes the last answer again.  Models are trained so: mostly it is to be known, not "
-        "to be changed.",
+        "The cache holds the last answer as it was generated, with its reasoning; the next turn's prompt "
+        "has it without.  So each turn computes the last answer again.  Models are trained so: mostly it "
+        "is to be known, not to be changed.",
         "A switch of the template that keeps it, where the model allows that.",
         "{{ content.split('</think>')[-1] }}",
         "{{ content }}",
@@ -286,8 +289,8 @@ _ALL = (
         "HS504",
         "an earlier turn is rendered otherwise later on",
         _W,
-        "A conversation should only grow at its end.  Where a template puts the tools or a reminder into the last "
-        "message, the turns before change with each new one.  Found by rendering one more turn.",
+        "A conversation should only grow at its end.  Where a template puts the tools or a reminder into "
+        "the last message, the turns before change with each new one.  Found by rendering one more turn.",
         "Render each message by itself, and tools with the system prompt.",
         "{% if loop.last %}{{ tools | tojson }}{% endif %}{{ message.content }}",
         "{{ tools | tojson }} in front of the messages",

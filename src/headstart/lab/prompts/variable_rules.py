@@ -42,7 +42,7 @@ def variables(body: Body) -> Iterator[Spot]:
         firsts: dict[FindingKind, list[Variable]] = {}
         for variable in find_variables(part.text):
             firsts.setdefault(variable.kind, []).append(variable)
-        for kind, found in firsts.items():
+        for found in firsts.values():
             first = next((variable for variable in found if variable.certain), found[0])
             severity = _severity(body, part, first)
             if severity is not None:
