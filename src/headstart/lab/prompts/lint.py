@@ -71,8 +71,9 @@ class Linter:
             bodies.append(body)
             shares.append(shared)
             found += [(number, spot) for spot in _body_spots(body, shared, self.block_size)]
-        found += [*orders_across(bodies), *salts_across(bodies)]
-        found = _worst_of_each_place(found)
+        across = [*orders_across(bodies), *salts_across(bodies)]
+        proved = {spot.rule for _, spot in across}  # so one body's suspicion need not be told
+        found = [(number, spot) for number, spot in found if spot.rule not in proved] + across
         problems = [
             _problem(spot, *documents[number].place(spot), spelled(spot.where)) for number, spot in found
         ]
@@ -212,16 +213,6 @@ def _problem(spot: Spot, line: int, column: int, part: str) -> Problem:
         spot.num_lost,
         spot.position,
     )
-
-
-def _worst_of_each_place(found: Sequence[tuple[int, Spot]]) -> list[tuple[int, Spot]]:
-    """Without what a worse problem of the same rule says of the same place."""
-    worst: dict[tuple[int, str, Path], Spot] = {}
-    for number, spot in found:
-        known = worst.get((number, spot.rule, spot.where))
-        if known is None or known.severity.rank < spot.severity.rank:
-            worst[number, spot.rule, spot.where] = spot
-    return [(number, spot) for (number, _, _), spot in worst.items()]
 
 
 def _merged(problems: Sequence[Problem]) -> list[Problem]:

@@ -81,7 +81,7 @@ _ID = re.compile(
     r"(?:request|req|trace|span|session|conversation|correlation|thread|run|message|chat|ticket|order)_?id\b"
 )
 _USER = re.compile(
-    r"\b(?:user|customer|client|caller|patient|student|first|last|full)_?(?:\.?_?(?:name|id|email|profile|info))?\b"
+    r"\b(?:user|customer|client|caller|patient|student|first|last|full)_?(?:(?:name|id|email|profile|info))?\b"
     r"|email|username"
 )
 _CONSTANT_NAME = re.compile(r"\b(?:tool|model|company|assistant|bot|agent|product|function)_?name")
@@ -135,7 +135,7 @@ _GROUPS = ("double", "dollar", "single", "percent", "erb")
 
 def fate_of(expression: str) -> Fate:
     """What an expression will be, by the words it is made of."""
-    spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", expression).lower()
+    spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", expression).lower().replace(".", "_")
     if _CONSTANT_NAME.search(spelled):
         return "constant"
     if _ID.search(spelled):

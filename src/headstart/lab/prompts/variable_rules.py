@@ -73,9 +73,15 @@ def _severity(body: Body, part: Part, variable: Variable) -> Severity | None:
         return worst if len(behind) >= ENOUGH else None
     if part.section is Section.LAST:
         return None
-    if part.start is not None and not body.text[part.start + variable.end : body.stable_end].strip(_MARKS):
+    if not part.text[variable.end :].strip(_MARKS) and not _is_followed(body, part):
         return None
     return worst if part.section is Section.HEAD else Severity.INFO
+
+
+def _is_followed(body: Body, part: Part) -> bool:
+    """Whether the prompt has another text between this part and the last user's message."""
+    start = part.start if part.start is not None else 0
+    return any(other.text.strip() and start < (other.start or 0) < body.stable_end for other in body.parts)
 
 
 _MARKS = " \n\t.,;:!)]}\"'"
