@@ -292,8 +292,8 @@ def test_earlier_turns_may_hold_what_they_like_and_it_is_mentioned() -> None:
     ]
 
 
-def test_with_a_template_the_prompt_is_the_models_own(tiny_llama_dir: Any) -> None:
-    reader = PromptReader.from_model(str(tiny_llama_dir))
+def test_with_a_template_the_prompt_is_the_models_own(smollm2: ModelFiles) -> None:
+    reader = PromptReader.from_model(smollm2.name)
     text = body(f"Trace {UUID} {RULE_TEXT}", tools=[tool("add", f"Span {UUID}")])
     report = Linter(reader, with_template=True).lint("file", text)
     by_part = {p.part: p for p in report.problems if p.rule == "HS002"}

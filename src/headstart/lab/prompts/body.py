@@ -10,6 +10,7 @@ from typing import Any
 
 from headstart.errors import RequestError
 from headstart.lab.prompts.problem import Path, Unit
+from headstart.lab.prompts.variables import Variable, find_variables
 from headstart.lab.traces.texts import PromptReader
 
 
@@ -60,7 +61,9 @@ class Ruler:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body, read.  ``stable_end`` is where the last user's message begins: what comes before can be shared.
+    """A body, read.  ``found`` is what varies in each part.
+
+    ``stable_end`` is where the last user's message begins: what comes before can be shared.
 
     A prompt of a single text (a completion's, or a chat's only message) has no such end: it is the
     prompt's own then.
@@ -72,6 +75,7 @@ class Body:
     ruler: Ruler
     stable_end: int
     is_single: bool
+    found: list[tuple[Part, list[Variable]]]
 
     def lost_behind(self, start: int, end: int) -> int:
         """What could be shared and cannot, if the characters from ``start`` to ``end`` vary."""
@@ -91,7 +95,9 @@ def read_body(fields: Mapping[str, Any], reader: PromptReader | None, *, with_te
     single = len([part for part in parts if part.text]) == 1 and parts[0].role not in _HEAD_ROLES
     last = [part.start for part in parts if part.section is Section.LAST and part.start is not None]
     ruler = Ruler(text, reader.tokens if reader is not None else None)
-    return Body(fields, parts, text, ruler, len(text) if single or not last else min(last), single)
+    stable_end = len(text) if single or not last else min(last)
+    found = [(part, find_variables(part.text)) for part in parts]
+    return Body(fields, parts, text, ruler, stable_end, single, found)
 
 
 _HEAD_ROLES = frozenset({"system", "developer", "tools"})

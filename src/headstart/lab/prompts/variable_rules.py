@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from headstart.lab.explain.finding import FindingKind
 from headstart.lab.prompts.body import Body, Part, Section
 from headstart.lab.prompts.problem import Severity, Sharing, Spot
-from headstart.lab.prompts.variables import Variable, find_variables
+from headstart.lab.prompts.variables import Variable
 
 ENOUGH = 256
 """Characters behind a variable that are worth speaking of, where nobody says that they are shared."""
@@ -38,9 +38,9 @@ _PLACES = {
 
 def variables(body: Body) -> Iterator[Spot]:
     """The first of each kind in each part, with what is lost behind it."""
-    for part in body.parts:
+    for part, all_ in body.found:
         firsts: dict[FindingKind, list[Variable]] = {}
-        for variable in find_variables(part.text):
+        for variable in all_:
             firsts.setdefault(variable.kind, []).append(variable)
         for found in firsts.values():
             first = next((variable for variable in found if variable.certain), found[0])
@@ -53,9 +53,9 @@ def sharing(body: Body) -> Sharing:
     """What can be shared now, and what if all that varies moves behind it."""
     spans = [
         (part.start + variable.start, part.start + variable.end)
-        for part in body.parts
+        for part, found in body.found
         if part.start is not None
-        for variable in find_variables(part.text)
+        for variable in found
         if _severity(body, part, variable) is Severity.WARNING
     ]
     ruler, stable = body.ruler, body.ruler.before(body.stable_end)
