@@ -279,6 +279,10 @@ def test_places_in_the_lines_of_a_batch() -> None:
     assert lines[2][problem.column - 1 :].startswith(UUID)
 
 
+def test_a_byte_order_mark_before_json_is_no_fault() -> None:
+    assert Linter().lint("body.json", "\ufeff" + body(RULE_TEXT.strip())).problems == []
+
+
 def test_earlier_turns_may_hold_what_they_like_and_it_is_mentioned() -> None:
     messages = [
         {"role": "system", "content": RULE_TEXT},

@@ -147,7 +147,9 @@ def _as_text(report: LintReport) -> str:
     lines = []
     for problem in report.problems:
         place = f"{report.file}:{problem.line}:{problem.column}"
-        lines.append(f"{place}: {problem.rule} {problem.severity}: {_sentence(problem)}")
+        colour = _COLOURS[problem.severity]
+        severity = typer.style(f"{problem.rule} {problem.severity}", fg=colour, bold=True)
+        lines.append(f"{place}: {severity}: {_sentence(problem)}")
         if problem.num_lost:
             lines.append(f"    cost: {problem.num_lost:,} {report.unit} cannot be shared")
         lines.append(f"    fix:  {problem.fix}")
@@ -165,12 +167,24 @@ def _as_text(report: LintReport) -> str:
 def _sentence(problem: Problem) -> str:
     words = problem.what
     if problem.excerpt:
-        words += f": {json.dumps(problem.excerpt, ensure_ascii=False)}"
+        words += f': "{_visible(problem.excerpt)}"'
     if problem.part:
         words += f" [{problem.part}]"
     if problem.num_bodies > 1:
         words += f" (in {problem.num_bodies:,} bodies)"
     return words
+
+
+def _visible(text: str) -> str:
+    """Without what would change the terminal or the direction of its lines."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+_COLOURS = {
+    Severity.INFO: typer.colors.CYAN,
+    Severity.WARNING: typer.colors.YELLOW,
+    Severity.ERROR: typer.colors.RED,
+}
 
 
 def _shared(report: LintReport) -> str:

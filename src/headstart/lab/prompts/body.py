@@ -172,7 +172,7 @@ def _laid_out(parts: list[Part], tools: Sequence[Any]) -> tuple[list[Part], str]
     message: Path = ()
     for part in parts[len(placed) :]:
         if part.where[:2] != message and part.role != "prompt":
-            text += f"{'<|im_end|>' if message else ''}\n<|im_start|>{part.role}\n"
+            text += ("<|im_end|>\n" if message else "") + f"<|im_start|>{part.role}\n"
             message = part.where[:2]
         placed.append(replace(part, start=len(text)))
         text += "<image>" if part.is_media else part.text

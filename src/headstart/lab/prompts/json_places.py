@@ -25,15 +25,15 @@ class JsonPlaces:
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
 
-    def offset(self, path: Path, index: int = 0) -> int:
-        """Where character ``index`` of the string at ``path`` stands in the text; of other values, the start.
+    def offset(self, path: Path, index: int | None = None) -> int:
+        """Where the value at ``path`` begins in the text, or character ``index`` of it, if it is a string.
 
         A path that leads nowhere is shortened until it leads somewhere.
         """
         while path not in self._starts:
-            path, index = path[:-1], 0
+            path, index = path[:-1], None
         start = self._starts[path]
-        if self._text[start : start + 1] != '"' or not index:
+        if self._text[start : start + 1] != '"' or index is None:
             return start
         at = start + 1
         for _ in range(index):

@@ -47,7 +47,7 @@ class Linter:
         """
         if not text.strip():
             raise LintError(f"{name} is empty")
-        documents = None if kind == "template" else _documents(text)
+        documents = None if kind == "template" else _documents(text.removeprefix("\ufeff"))
         if documents is None and (kind == "body" or _looks_like_json(name, text)):
             raise LintError(f"{name} is not JSON, nor has it a JSON object on each line: {_why_not(text)}")
         template = _template_within(text)

@@ -86,12 +86,12 @@ _USER = re.compile(
 )
 _CONSTANT_NAME = re.compile(r"\b(?:tool|model|company|assistant|bot|agent|product|function)_?name")
 _SAID = {
-    FindingKind.CLOCK: "a date or time is filled in",
-    FindingKind.UUID: "a UUID is filled in",
-    FindingKind.REQUEST_ID: "an id of a request or session is filled in",
-    FindingKind.COUNTER: "a counter is filled in",
-    FindingKind.USER_NAME: "a user's name or data is filled in",
-    FindingKind.OTHER_VARIABLE: "something random is filled in",
+    FindingKind.CLOCK: "a date or time is put",
+    FindingKind.UUID: "a UUID is put",
+    FindingKind.REQUEST_ID: "an id of a request or session is put",
+    FindingKind.COUNTER: "a counter is put",
+    FindingKind.USER_NAME: "a user's name or data is put",
+    FindingKind.OTHER_VARIABLE: "something random is put",
 }
 _BEHIND = "move it behind the text that stays the same, best to the template's end"
 
@@ -204,10 +204,10 @@ def _judged(fate: Fate) -> tuple[str, Severity, str, str]:
         return RULES_BY_KIND[fate], Severity.WARNING, f"{_SAID[fate]} {front}", _BEHIND
     if fate == "documents":
         fix = "put the instructions first, then the documents, then the question"
-        return "HS302", Severity.WARNING, f"retrieved documents are filled in {front}", fix
+        return "HS302", Severity.WARNING, f"retrieved documents are put {front}", fix
     if fate == "question":
-        return "HS006", Severity.WARNING, f"what a user asks is filled in {front}", _BEHIND
-    return "HS006", Severity.INFO, f"something is filled in {front}", f"if it varies, {_BEHIND}"
+        return "HS006", Severity.WARNING, f"what a user asks is put {front}", _BEHIND
+    return "HS006", Severity.INFO, f"something is put {front}", f"if it varies, {_BEHIND}"
 
 
 def _examples(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import fill
 
 from headstart.lab.prompts.problem import Severity
 
+_WIDTH = 88
 _I, _W, _E = Severity.INFO, Severity.WARNING, Severity.ERROR
 
 
@@ -23,10 +25,9 @@ class Rule:
 
     def documentation(self) -> str:
         """As ``--explain`` prints it."""
-        return (
-            f"{self.id}: {self.title} ({self.severity})\n\n{self.why}\n\nFix: {self.fix}\n\n"
-            f"Bad:   {self.bad}\nGood:  {self.good}\n"
-        )
+        why, fix = fill(self.why, _WIDTH), fill(f"Fix: {self.fix}", _WIDTH)
+        head = f"{self.id}: {self.title} ({self.severity})"
+        return f"{head}\n\n{why}\n\n{fix}\n\nBad:   {self.bad}\nGood:  {self.good}\n"
 
 
 _VARIES = (

@@ -28,6 +28,11 @@ NAMES_OF_KINDS = {
     FindingKind.USER_NAME: "a user's name or address",
     FindingKind.OTHER_VARIABLE: "a text that looks generated",
 }
+_FIX = "move it to the end of the last user message, or drop it"
+_FIXES: dict[str, str] = {
+    "tools": "take it out of the definition; if the model must know it, say it in the last user message",
+    FindingKind.USER_NAME: "move it to the end of the system prompt, or into the first user message",
+}
 _PLACES = {
     "tools": "in a tool's definition",
     "system": "in the system prompt",
@@ -96,7 +101,7 @@ def _spot(body: Body, part: Part, first: Variable, severity: Severity, count: in
     elif body.is_single:
         fix = "put it behind everything that requests have in common, at the prompt's end"
     else:
-        fix = "move it to the end of the last user message, or drop it"
+        fix = _FIXES.get(part.role if part.role == "tools" else first.kind, _FIX)
     lost = position = None
     if part.start is not None:
         start, end = part.start + first.start, part.start + first.end
