@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headstart.cli.serve import DEFAULT_MODEL
 from headstart.errors import HeadstartError, LintError
-from headstart.lab.prompts.lint import Linter
+from headstart.lab.prompts.lint import Kind, Linter
 from headstart.lab.prompts.problem import LintReport, Problem, Severity, Sharing
 from headstart.lab.prompts.rules import RULES
 from headstart.lab.traces.texts import PromptReader
@@ -90,7 +92,7 @@ def lint(
         raise typer.BadParameter("a file is needed, or --explain with a rule", param_hint="FILE")
     try:
         linter = Linter(_reader(model), with_template=model is not None, block_size=block_size)
-        report = linter.lint(file, _text(file), kind.value if kind is not None else None)
+        report = _checked(linter, file, kind.value if kind is not None else None)
     except HeadstartError as error:
         why = f"{file} cannot be checked; without --privacy it is said why" if privacy else error
         typer.echo(f"headstart lint: {why}", err=True)
@@ -115,6 +117,16 @@ def _reader(model: str | None) -> PromptReader | None:
     if model is None and not (cache_root() / "models" / DEFAULT_MODEL).is_dir():
         return None
     return PromptReader.from_model(model or DEFAULT_MODEL)
+
+
+def _checked(linter: Linter, file: str, kind: Kind | None) -> LintReport:
+    console = Console(stderr=True)
+    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        return linter.lint(
+            file, _text(file), kind, lambda done, total: bar.update(task, completed=done, total=total)
+        )
 
 
 def _text(file: str) -> str:

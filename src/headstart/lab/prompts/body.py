@@ -82,11 +82,18 @@ class Body:
         return max(0, self.ruler.before(self.stable_end) - self.ruler.before(end)) if start < end else 0
 
 
-def read_body(fields: Mapping[str, Any], reader: PromptReader | None, *, with_template: bool) -> Body:
+def read_body(
+    fields: Mapping[str, Any],
+    reader: PromptReader | None,
+    *,
+    with_template: bool,
+    find: Callable[[str], list[Variable]] = find_variables,
+) -> Body:
     """The prompt of a body.
 
     ``with_template`` it is rendered as that model does; else in the order that all engines have in common:
     tools, then messages.  Raises ``RequestError`` for a body that is none.
+    ``find`` may remember what it found in texts that come again.
     """
     parts, text = _laid_out(_parts(fields), fields.get("tools") or ())
     if with_template and reader is not None and not any(part.is_media for part in parts):
@@ -96,7 +103,7 @@ def read_body(fields: Mapping[str, Any], reader: PromptReader | None, *, with_te
     last = [part.start for part in parts if part.section is Section.LAST and part.start is not None]
     ruler = Ruler(text, reader.tokens if reader is not None else None)
     stable_end = len(text) if single or not last else min(last)
-    found = [(part, find_variables(part.text)) for part in parts]
+    found = [(part, find(part.text)) for part in parts]
     return Body(fields, parts, text, ruler, stable_end, single, found)
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import cache
+from typing import Literal
 
 from headstart.errors import CorruptModelError, LintError, RequestError
 from headstart.lab.prompts.body import Body, Section, read_body
 from headstart.lab.prompts.chat_template_rules import ChatTemplateCheck, is_chat_template
+from headstart.lab.prompts.documents import (
+    Document,
+    bodies_in,
+    line_of,
+    looks_like_json,
+    template_in,
+    why_no_body,
+)
 from headstart.lab.prompts.drift_rules import drift
 from headstart.lab.prompts.field_rules import salts_across, salts_and_keys, uncached
-from headstart.lab.prompts.json_places import JsonPlaces
 from headstart.lab.prompts.layout_rules import (
     data_before_text,
     documents_before_instructions,
@@ -20,8 +28,9 @@ from headstart.lab.prompts.layout_rules import (
 )
 from headstart.lab.prompts.order_rules import json_in_text, key_order, orders_across, tool_order
 from headstart.lab.prompts.placeholders import check_template, unsorted_loops
-from headstart.lab.prompts.problem import LintReport, Path, Problem, Sharing, Spot, spelled
+from headstart.lab.prompts.problem import LintReport, Problem, Sharing, Spot, spelled
 from headstart.lab.prompts.variable_rules import sharing, variables
+from headstart.lab.prompts.variables import find_variables
 from headstart.lab.traces.texts import PromptReader
 
 Kind = Literal["body", "template"]
@@ -39,37 +48,50 @@ class Linter:
     with_template: bool = False
     block_size: int = 16
 
-    def lint(self, name: str, text: str, kind: Kind | None = None) -> LintReport:
+    def lint(
+        self,
+        name: str,
+        text: str,
+        kind: Kind | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> LintReport:
         """All problems of a file called ``name``, by place.
 
         A kind that is not given is found out: JSON, or a JSON object on each line, are bodies; all else is a
-        template.  Raises ``LintError`` for what is neither, or not of that kind.
+        template.  ``progress`` is told how many bodies are done, and of how many.
+
+        Raises ``LintError`` for what is neither, or not of that kind.
         """
         if not text.strip():
             raise LintError(f"{name} is empty")
-        documents = None if kind == "template" else _documents(text.removeprefix("\ufeff"))
-        if documents is None and (kind == "body" or _looks_like_json(name, text)):
-            raise LintError(f"{name} is not JSON, nor has it a JSON object on each line: {_why_not(text)}")
-        template = _template_within(text)
+        documents = None if kind == "template" else bodies_in(text.removeprefix("\ufeff"))
+        if documents is None and (kind == "body" or looks_like_json(name, text)):
+            raise LintError(f"{name} is not JSON, nor has it a JSON object on each line: {why_no_body(text)}")
+        template = template_in(text)
         if template is not None and kind != "body":
             places, path = template
             return self._template(
-                name, places.value[path[0]], lambda at: _line(text, places.offset(path, at))
+                name, places.value[path[0]], lambda at: line_of(text, places.offset(path, at))
             )
         if documents is None:
-            return self._template(name, text, lambda at: _line(text, at))
-        return self._bodies(name, documents)
+            return self._template(name, text, lambda at: line_of(text, at))
+        return self._bodies(name, documents, progress)
 
-    def _bodies(self, name: str, documents: list[_Document]) -> LintReport:
+    def _bodies(
+        self, name: str, documents: list[Document], progress: Callable[[int, int], None] | None
+    ) -> LintReport:
         bodies, shares, found = [], [], []
+        find = cache(find_variables)  # most bodies of a log have their system prompt and tools in common
         for number, document in enumerate(documents):
             try:
-                body = read_body(document.fields, self.reader, with_template=self.with_template)
+                body = read_body(document.fields, self.reader, with_template=self.with_template, find=find)
             except RequestError as error:
                 raise LintError(f"{name}:{document.line}: {error}") from error
             shared = sharing(body)
             bodies.append(body)
             shares.append(shared)
+            if progress is not None:
+                progress(number + 1, len(documents))
             found += [(number, spot) for spot in _body_spots(body, shared, self.block_size)]
         across = [*orders_across(bodies), *salts_across(bodies)]
         proved = {spot.rule for _, spot in across}  # so one body's suspicion need not be told
@@ -114,90 +136,6 @@ def _body_spots(body: Body, shared: Sharing, block_size: int) -> Iterator[Spot]:
     yield from short_prefix(body, shared, block_size)
     yield from salts_and_keys(body, shared)
     yield from uncached(body, shared)
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """A body within a file: its JSON, where in that the body is, and the line on which the JSON begins."""
-
-    text: str
-    places: JsonPlaces
-    root: Path
-    line: int
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        value = self.places.value
-        for key in self.root:
-            value = value[key]
-        return value  # type: ignore[no-any-return]  # JSON
-
-    def place(self, spot: Spot) -> tuple[int, int]:
-        line, column = _line(self.text, self.places.offset((*self.root, *spot.where), spot.offset))
-        return self.line + line - 1, column
-
-
-def _documents(text: str) -> list[_Document] | None:
-    """The bodies of a file; None if it is no JSON, or JSON of something else."""
-    try:
-        places = JsonPlaces(text)
-    except ValueError:
-        found = []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                try:
-                    found.append(_document(line, JsonPlaces(line), (), number))
-                except ValueError:
-                    return None
-        return None if None in found else [document for document in found if document is not None]
-    if isinstance(places.value, list) and places.value:
-        listed = [_document(text, places, (number,), 1) for number in range(len(places.value))]
-        return None if None in listed else [document for document in listed if document is not None]
-    one = _document(text, places, (), 1)
-    return None if one is None else [one]
-
-
-def _document(text: str, places: JsonPlaces, root: Path, line: int) -> _Document | None:
-    """Also of a body inside a line of a batch or of a log."""
-    value = places.value
-    for key in root:
-        value = value[key]
-    if not isinstance(value, dict):
-        return None
-    for key in ("body", "request"):
-        if isinstance(value.get(key), dict) and not value.keys() & {"messages", "prompt"}:
-            return _Document(text, places, (*root, key), line)
-    return _Document(text, places, root, line)
-
-
-def _template_within(text: str) -> tuple[JsonPlaces, tuple[str]] | None:
-    """The chat template of a tokenizer_config.json."""
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        places = JsonPlaces(text)
-    except ValueError:
-        return None
-    is_one = isinstance(places.value, dict) and isinstance(places.value.get("chat_template"), str)
-    return (places, ("chat_template",)) if is_one and "messages" not in places.value else None
-
-
-def _looks_like_json(name: str, text: str) -> bool:
-    return name.endswith((".json", ".jsonl")) or text.lstrip().startswith(('{"', "[{", "{\n"))
-
-
-def _why_not(text: str) -> str:
-    lines = [line for line in text.split("\n") if line.strip()]
-    try:
-        JsonPlaces(text if len(lines) == 1 or not lines[0].rstrip().endswith("}") else lines[0])
-    except ValueError as error:
-        return str(error)
-    return "a body is an object with messages or a prompt"
-
-
-def _line(text: str, offset: int) -> tuple[int, int]:
-    """Line and column, from 1, of a character."""
-    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
 def _problem(spot: Spot, line: int, column: int, part: str) -> Problem:
