@@ -181,5 +181,24 @@ def test_no_such_rule_and_no_file() -> None:
     assert invoke().exit_code == 2
 
 
+def test_what_the_page_shows_is_what_is_printed(
+    tmp_path: Path, smollm2: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = PAGE.read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    [body] = [text for kind, text in blocks if kind == "json"]
+    Path("request.json").write_text(body)
+    assert f"```text\n{invoke('request.json').stdout}```\n" in page
+    shown = [text for _, text in blocks if text.startswith("$ cat ")]
+    assert len(shown) == 2
+    for text in shown:
+        listing, _, printed = text.partition("$ headstart lint ")
+        command, _, source = listing.partition("\n")
+        name = command.removeprefix("$ cat ")
+        Path(name).write_text(source)
+        assert f"{name}\n{invoke(name).stdout}" == printed
+
+
 def test_the_pages_table_is_the_codes() -> None:
     assert rules_table() in PAGE.read_text()

@@ -243,6 +243,16 @@ def test_what_is_lost_is_counted_in_tokens(reader: PromptReader) -> None:
     assert 2 * count < shared.num_after < shared.num_total
 
 
+def test_a_chats_only_message_is_a_prompt_by_itself() -> None:
+    content = f"It is Tuesday. {RULE_TEXT}".strip()
+    text = json.dumps({"messages": [{"role": "user", "content": content}]})
+    [problem] = Linter().lint("file", text).problems
+    assert (problem.rule, problem.severity) == ("HS001", Severity.WARNING)
+    assert problem.what == "a date or time in the prompt"
+    short = json.dumps({"messages": [{"role": "user", "content": "It is Tuesday. What is open?"}]})
+    assert Linter().lint("file", short).problems == []
+
+
 def test_without_a_tokenizer_characters_are_counted() -> None:
     report = Linter().lint("file", body(f"Now: 2026-12-01 12:20:52. {RULE_TEXT}"))
     [problem] = [problem for problem in report.problems if problem.rule == "HS001"]
@@ -308,13 +318,15 @@ def test_with_a_template_the_prompt_is_the_models_own(smollm2: ModelFiles) -> No
 
 
 def test_the_chat_template_of_a_tokenizer_config() -> None:
-    config = json.dumps(
-        {"bos_token": "<s>", "chat_template": f"{{{{ strftime_now('%d') }}}}{CHATML}"}, indent=1
-    )
+    template = f"{{{{ strftime_now('%d') }}}}{CHATML}"
+    config = json.dumps({"bos_token": "<s>", "chat_template": template}, indent=1)
     report = Linter().lint("tokenizer_config.json", config)
     [problem] = report.problems
     assert (report.kind, problem.rule, problem.line) == ("chat template", "HS501", 3)
     assert config.splitlines()[2][problem.column - 1 :].startswith("strftime_now")
+    several = [{"name": "rag", "template": "x"}, {"name": "default", "template": template}]
+    [problem] = Linter().lint("file", json.dumps({"chat_template": several}, indent=1)).problems
+    assert (problem.rule, problem.line) == ("HS501", 9)
 
 
 def test_a_template_without_a_system_role_is_tried_without() -> None:

@@ -33,6 +33,7 @@ _TOOL = {
 }
 _DAYS = (datetime(2024, 1, 15, 9, 5, 7), datetime(2031, 11, 28, 21, 48, 33))
 _NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+_SECONDS = 2.0  # of a thread's own time, for each of a few dozen short renderings
 _SWITCH = re.compile(r"think|reason|effort")
 _VALUES: tuple[Any, ...] = (False, True, "low", "high")
 
@@ -45,7 +46,9 @@ class ChatTemplateCheck:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._templates = [ChatTemplate(source, named=_NAMED, now=_always(day)) for day in _DAYS]
+        self._templates = [
+            ChatTemplate(source, named=_NAMED, now=_always(day), seconds=_SECONDS) for day in _DAYS
+        ]
         self._asked = _ASKED
         if self._render(_ASKED) is None:
             self._asked = _ASKED[1:]  # some models have no system role

@@ -66,16 +66,26 @@ def _document(text: str, places: JsonPlaces, root: Path, line: int) -> Document 
     return Document(text, places, root, line)
 
 
-def template_in(text: str) -> tuple[JsonPlaces, tuple[str]] | None:
-    """The chat template of a tokenizer_config.json."""
+def template_in(text: str) -> tuple[JsonPlaces, Path, str] | None:
+    """The chat template of a tokenizer_config.json, with its way there; of several, the default one."""
     if not text.lstrip().startswith("{"):
         return None
     try:
         places = JsonPlaces(text)
     except ValueError:
         return None
-    is_one = isinstance(places.value, dict) and isinstance(places.value.get("chat_template"), str)
-    return (places, ("chat_template",)) if is_one and "messages" not in places.value else None
+    value = places.value
+    if not isinstance(value, dict) or "messages" in value:
+        return None
+    match value.get("chat_template"):
+        case str(template):
+            return places, ("chat_template",), template
+        case list(named):
+            for number, entry in enumerate(named):
+                match entry:
+                    case {"name": "default", "template": str(template)}:
+                        return places, ("chat_template", number, "template"), template
+    return None
 
 
 def looks_like_json(name: str, text: str) -> bool:

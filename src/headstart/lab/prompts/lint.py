@@ -69,10 +69,8 @@ class Linter:
             raise LintError(f"{name} is not JSON, nor has it a JSON object on each line: {why_no_body(text)}")
         template = template_in(text)
         if template is not None and kind != "body":
-            places, path = template
-            return self._template(
-                name, places.value[path[0]], lambda at: line_of(text, places.offset(path, at))
-            )
+            places, path, source = template
+            return self._template(name, source, lambda at: line_of(text, places.offset(path, at)))
         if documents is None:
             return self._template(name, text, lambda at: line_of(text, at))
         return self._bodies(name, documents, progress)

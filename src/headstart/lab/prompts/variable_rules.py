@@ -93,7 +93,9 @@ _MARKS = " \n\t.,;:!)]}\"'"
 
 
 def _spot(body: Body, part: Part, first: Variable, severity: Severity, count: int) -> Spot:
-    name, place = NAMES_OF_KINDS[first.kind], _PLACES.get(part.role, f"in an earlier {part.role} message")
+    name = NAMES_OF_KINDS[first.kind]
+    role = "prompt" if body.is_single else part.role
+    place = _PLACES.get(role, f"in an earlier {role} message")
     more = f", and {count - 1} more behind it" if count > 1 else ""
     sure = "" if first.certain else " (or a constant that looks like one)"
     if part.section is Section.HISTORY:
