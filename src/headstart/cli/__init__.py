@@ -10,6 +10,7 @@ import typer
 from headstart.cli.bench import bench
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
+from headstart.cli.lint import lint
 from headstart.cli.metrics import metrics
 from headstart.cli.pull import pull
 from headstart.cli.replay import replay
@@ -43,7 +44,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log):
+for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log, lint):
     app.command(cls=Command)(command)
 
 
