@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart.cli.bench import bench
+from headstart.cli.calc import app as calc
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
 from headstart.cli.pull import pull
@@ -42,6 +43,7 @@ def root(
 
 for command in (serve, pull, demo, bench, verify_log):
     app.command(cls=Command)(command)
+app.add_typer(calc)
 
 
 def main() -> None:

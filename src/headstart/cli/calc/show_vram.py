@@ -28,7 +28,8 @@ def show(asked: Asked, taken: Footprint, room: Fit | None, console: Console) -> 
     """The model's sizes, what fits, and what was not counted."""
     shape = asked.shape
     each = "" if asked.tensor_parallel_size == 1 else f" on each of {asked.tensor_parallel_size} GPUs"
-    console.print(f"[bold]{escape(shape.name)}[/]  {shape.architecture}, {escape(shape.source)}\n")
+    console.print(f"[bold]{escape(shape.name)}[/]  {escape(shape.architecture)}")
+    console.print(f"[dim]{escape(shape.source)}[/]\n")
     console.print(_grid(_of_model(asked, taken, each)))
     if room is not None and asked.machine is not None:
         console.print(f"\nWhat fits{each}\n")
@@ -84,11 +85,16 @@ def _weights_note(asked: Asked) -> str:
 
 
 def _describe(group: LayerGroup, element: int) -> str:
-    each = f"{group.num_heads} KV heads × {group.elements_per_head}"
-    if group.num_heads == 1:
+    if group.is_latent:
         each = f"one vector of {group.elements_per_head}"
+    else:
+        each = f"{group.num_heads} KV head{_s(group.num_heads)} × {group.elements_per_head} elements"
     window = "" if group.window is None else f" with a window of {group.window:,}"
-    return f"{group.num_layers} layers{window} × {each} × {element} byte{'s' if element > 1 else ''}"
+    return f"{group.num_layers} layer{_s(group.num_layers)}{window} × {each} × {element} byte{_s(element)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def _of_machine(

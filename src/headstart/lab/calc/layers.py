@@ -33,7 +33,11 @@ def read_groups(
     if not windows:
         raise UnsupportedModelError(f"{values.where}: no layer has a KV cache, so nothing is to calculate")
     num_heads, elements = _kept_by_a_layer(config, values)
-    return tuple(LayerGroup(count, num_heads, elements, window) for window, count in Counter(windows).items())
+    is_latent = bool(config.get("kv_lora_rank"))
+    return tuple(
+        LayerGroup(count, num_heads, elements, window, is_latent)
+        for window, count in Counter(windows).items()
+    )
 
 
 def _kept_by_a_layer(config: Mapping[str, Any], values: CheckedValues) -> tuple[int, int]:

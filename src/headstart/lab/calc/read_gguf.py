@@ -43,7 +43,7 @@ def _groups(
     windows = _windows(own, values, architecture, num_layers)
     if "attention.kv_lora_rank" in own:
         size = values.integer("attention.kv_lora_rank") + values.integer("rope.dimension_count")
-        return (LayerGroup(num_layers, 1, size),)
+        return (LayerGroup(num_layers, 1, size, is_latent=True),)
     counts = own.get("attention.head_count_kv", own.get("attention.head_count"))
     per_layer = counts if isinstance(counts, list) else [counts] * num_layers
     size_k, size_v = _head_sizes(own, values)

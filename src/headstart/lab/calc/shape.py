@@ -16,7 +16,7 @@ class LayerGroup:
     """Layers that keep the same of each token.  Layers without a KV cache are in no group.
 
     ``num_heads`` is what can be divided among GPUs: KV heads, or 1 where one latent vector serves all
-    heads (MLA).  ``elements_per_head`` counts K and V together.  A layer with a ``window`` needs the last
+    heads (MLA, ``is_latent``).  ``elements_per_head`` counts K and V together.  A layer with a ``window`` needs the last
     ``window`` tokens alone.
     """
 
@@ -24,6 +24,7 @@ class LayerGroup:
     num_heads: int
     elements_per_head: int
     window: int | None = None
+    is_latent: bool = False
 
     def elements_per_token(self, tensor_parallel: int = 1) -> int:
         """In all its layers, on each of so many GPUs: a head cannot be split, so at least one is on each."""
