@@ -56,7 +56,9 @@ def test_writing_for_nothing_pays_from_the_second_use() -> None:
 @pytest.mark.parametrize("price", [DISCOUNT, SURCHARGE])
 def test_ten_points(price: Price) -> None:
     less, more = (Traffic(1_000, 10_000, 500, rate) for rate in (0.3, 0.4))
-    assert worth_of_ten_points(price, less) == pytest.approx(bill(price, less).total - bill(price, more).total)
+    assert worth_of_ten_points(price, less) == pytest.approx(
+        bill(price, less).total - bill(price, more).total
+    )
 
 
 def test_short_prompts_are_not_cached() -> None:

@@ -63,9 +63,7 @@ def test_other_weights_on_request(smollm2: ModelFiles) -> None:
 
 def test_parts_of_the_weights(tmp_path: Path) -> None:
     shape = read(tmp_path, "qwen3moe", expert_count=4, expert_used_count=2)
-    assert shape.parameters == Parameters(
-        kept=320 + 32 + 128, linear=1024, experts=2048, active_experts=1024
-    )
+    assert shape.parameters == Parameters(kept=320 + 32 + 128, linear=1024, experts=2048, active_experts=1024)
     assert shape.stored_bytes == 2 * (480 + 1024 + 2048)
     assert shape.context_length == 99
 
@@ -85,7 +83,11 @@ def test_parts_of_the_weights(tmp_path: Path) -> None:
             {"attention__sliding_window": 64, "attention__sliding_window_pattern": [True, False] * 3},
             [LayerGroup(3, 4, 16, 64), LayerGroup(3, 4, 16)],
         ),
-        ("lfm2", {"attention__head_count_kv": [0, 0, 2, 0, 0, 4]}, [LayerGroup(1, 2, 16), LayerGroup(1, 4, 16)]),
+        (
+            "lfm2",
+            {"attention__head_count_kv": [0, 0, 2, 0, 0, 4]},
+            [LayerGroup(1, 2, 16), LayerGroup(1, 4, 16)],
+        ),
         (
             "deepseek2",
             {"attention__kv_lora_rank": 8, "rope__dimension_count": 4, "attention__head_count_kv": 1},

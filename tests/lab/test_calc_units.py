@@ -8,7 +8,14 @@ from headstart.lab.calc.units import parse_bytes, show_bytes
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("24GiB", 24 << 30), ("80 GB", 80 * 10**9), ("1.5gib", 3 << 29), ("512", 512), ("0", 0), ("2TiB", 2 << 40)],
+    [
+        ("24GiB", 24 << 30),
+        ("80 GB", 80 * 10**9),
+        ("1.5gib", 3 << 29),
+        ("512", 512),
+        ("0", 0),
+        ("2TiB", 2 << 40),
+    ],
 )
 def test_sizes(text: str, count: int) -> None:
     assert parse_bytes(text, "--memory") == count

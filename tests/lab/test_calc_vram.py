@@ -27,7 +27,9 @@ def test_quantisation_leaves_embeddings_and_norms_alone() -> None:
     matrices = 30 * (2 * 576 * (576 + 192) + 3 * 576 * 1536)
     kept = 134_515_008 - matrices
     assert weights_bytes(shape, Storage(quantization="fp8")) == 2 * kept + matrices
-    assert weights_bytes(shape, Storage(quantization="int4")) == 2 * kept + matrices * (4 * 128 + 20) // 128 // 8
+    assert (
+        weights_bytes(shape, Storage(quantization="int4")) == 2 * kept + matrices * (4 * 128 + 20) // 128 // 8
+    )
 
 
 def test_what_fits_by_hand() -> None:
@@ -46,7 +48,11 @@ def test_a_part_of_a_block_takes_a_block_and_is_not_shared() -> None:
     shape = find_shape("smollm2-135m")
     taken = footprint(shape, Storage(), Load(40, 33, 16))
     block = 16 * 23_040
-    assert (taken.sequence, taken.shared_prefix, taken.sequence_behind_prefix) == (3 * block, 2 * block, block)
+    assert (taken.sequence, taken.shared_prefix, taken.sequence_behind_prefix) == (
+        3 * block,
+        2 * block,
+        block,
+    )
 
 
 def test_the_last_token_is_each_ones_own() -> None:

@@ -24,7 +24,9 @@ def alignment(
     ends_there: Annotated[
         bool, typer.Option("--ends-there", help="Prompts end with the shared part: nothing comes behind it.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all of it as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Tokens of a shared prefix that are computed again because a block is not full.
 

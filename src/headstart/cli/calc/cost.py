@@ -49,7 +49,9 @@ def cost(
             help="One prompt in a bad and in a good order, with the hit rates that the cache core has for it.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all of it as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Prices for input, cached input and output times a hit rate: dollars per day.
 
@@ -108,7 +110,9 @@ def _fields(table: PriceTable, traffic: Traffic, rows: list[tuple[Price, Bill]])
                 "price": asdict(price),
                 "per_day": _bill_fields(one),
                 "break_even_hit_share": break_even_rate(price, traffic.ttl),
-                "break_even_uses": break_even_uses(price, traffic.ttl) if price.cached < price.input else None,
+                "break_even_uses": break_even_uses(price, traffic.ttl)
+                if price.cached < price.input
+                else None,
             }
             for price, one in rows
         ],

@@ -12,9 +12,7 @@ from headstart.lab.calc.layout import BAD, GOOD, Part, cacheable, num_tokens
 from headstart.lab.calc.prices import Price, PriceTable
 
 
-def show(
-    table: PriceTable, traffic: Traffic, rows: list[tuple[Price, Bill]], console: Console
-) -> None:
+def show(table: PriceTable, traffic: Traffic, rows: list[tuple[Price, Bill]], console: Console) -> None:
     """Prices and a day's money for each model."""
     console.print(
         f"{traffic.requests_per_day:,} requests a day, {traffic.prompt_tokens:,} prompt tokens of which "
@@ -27,7 +25,7 @@ def show(
             escape(price.model),
             _price(price.input),
             _price(price.cached),
-            _price(write) if price.style == "surcharge" else "–",
+            _price(write) if price.style == "surcharge" else "-",
             _price(price.output),
             _money(one.uncached),
             _money(one.total),
@@ -94,7 +92,7 @@ def _table(*names: str) -> Table:
 
 
 def _part(part: Part) -> tuple[str, str, str]:
-    return part.name, f"{part.num_tokens:,}", "–" if part.varies == "never" else part.varies
+    return part.name, f"{part.num_tokens:,}", "-" if part.varies == "never" else part.varies
 
 
 def _show_break_even(ttl: str, prices: list[Price], console: Console) -> None:

@@ -88,24 +88,22 @@ def _describe(group: LayerGroup, element: int) -> str:
     if group.is_latent:
         each = f"one vector of {group.elements_per_head}"
     else:
-        each = f"{group.num_heads} KV head{_s(group.num_heads)} × {group.elements_per_head} elements"
+        each = f"{group.num_heads} KV head{_s(group.num_heads)} x {group.elements_per_head} elements"
     window = "" if group.window is None else f" with a window of {group.window:,}"
-    return f"{group.num_layers} layer{_s(group.num_layers)}{window} × {each} × {element} byte{_s(element)}"
+    return f"{group.num_layers} layer{_s(group.num_layers)}{window} x {each} x {element} byte{_s(element)}"
 
 
 def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def _of_machine(
-    asked: Asked, machine: Machine, taken: Footprint, room: Fit
-) -> list[tuple[str, str, str]]:
+def _of_machine(asked: Asked, machine: Machine, taken: Footprint, room: Fit) -> list[tuple[str, str, str]]:
     load = asked.load
     usable = int(machine.memory * machine.utilization)
     rows = [
         ("usable", show_bytes(usable), f"{machine.utilization:.0%} of {show_bytes(machine.memory)}"),
-        ("− weights", show_bytes(taken.weights), ""),
-        ("− overhead", show_bytes(machine.overhead), "an allowance: activations, graphs, libraries"),
+        ("- weights", show_bytes(taken.weights), ""),
+        ("- overhead", show_bytes(machine.overhead), "an allowance: activations, graphs, libraries"),
         ("= KV cache", show_bytes(room.kv_cache), ""),
         ("blocks", f"{room.num_blocks:,}", f"of {load.block_size} tokens, in all layers"),
         ("tokens", f"{room.num_tokens:,}", ""),

@@ -100,10 +100,10 @@ def vram(
         int,
         typer.Option(help="How many of them all sequences begin with.", min=0, rich_help_panel=_LOAD),
     ] = 0,
-    block_size: Annotated[
-        int, typer.Option(help="Tokens of one block.", min=1, rich_help_panel=_LOAD)
-    ] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON, and nothing else.")] = False,
+    block_size: Annotated[int, typer.Option(help="Tokens of one block.", min=1, rich_help_panel=_LOAD)] = 16,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all of it as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Weights, KV cache bytes for each token, and what fits: of any engine.
 

@@ -38,5 +38,5 @@ def losses(shared: Sequence[int], block_sizes: Sequence[int], *, ends_there: boo
 
 
 def mean_loss(block_size: int) -> float:
-    """Tokens that the hash index loses on average, where every length is as likely: ``(B − 1) / 2``."""
+    """Tokens that the hash index loses on average, where every length is as likely: ``(B - 1) / 2``."""
     return (block_size - 1) / 2

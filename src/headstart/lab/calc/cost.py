@@ -3,11 +3,11 @@
 A hit rate here is a token rate, what share of all prompt tokens was read from the cache.  Of a prompt of P
 tokens with hit rate h, of which share c is marked for the cache (c is at least h):
 
-* discount (OpenAI):     P · (h · cached + (1 − h) · input)
-* surcharge (Anthropic): P · (h · cached + (c − h) · write + (1 − c) · input)
+* discount (OpenAI):     P · (h · cached + (1 - h) · input)
+* surcharge (Anthropic): P · (h · cached + (c - h) · write + (1 - c) · input)
 
 The surcharge is paid for what was marked and not found, so caching can cost money.  It is even where
-``h / c = (write − input) / (write − cached)``: 21.7 % of the marked tokens at 1.25× and 0.1×, 52.6 % at 2×.
+``h / c = (write - input) / (write - cached)``: 21.7 % of the marked tokens at 1.25× and 0.1×, 52.6 % at 2×.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def break_even_rate(price: Price, ttl: str) -> float:
 def break_even_uses(price: Price, ttl: str) -> int:
     """With how many uses of one prefix, the writing one included, caching is first cheaper than without.
 
-    n uses cost ``write + (n − 1) · cached`` against ``n · input``.  Raises ``ConfigError`` where a cached token
+    n uses cost ``write + (n - 1) · cached`` against ``n · input``.  Raises ``ConfigError`` where a cached token
     is no cheaper.
     """
     write, cached, plain = (Fraction(str(value)) for value in (price.write(ttl), price.cached, price.input))

@@ -15,7 +15,15 @@ Windows = Sequence[int | None]
 """For each layer with a KV cache how far back it looks; None is all the way."""
 
 _WITHOUT_KV = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "moe", "mlp"}
-_STATEFUL = ("ssm", "mamba", "state_size", "lru_width", "hybrid_override", "block_types", "linear_attn_config")
+_STATEFUL = (
+    "ssm",
+    "mamba",
+    "state_size",
+    "lru_width",
+    "hybrid_override",
+    "block_types",
+    "linear_attn_config",
+)
 
 
 def read_groups(

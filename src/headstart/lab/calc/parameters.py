@@ -48,9 +48,7 @@ def count_parameters(
     )
 
 
-def _attention(
-    config: Mapping[str, Any], values: CheckedValues, family: FamilyTraits, hidden: int
-) -> _Part:
+def _attention(config: Mapping[str, Any], values: CheckedValues, family: FamilyTraits, hidden: int) -> _Part:
     heads, size = head_count(values), head_size(config, values)
     kv_heads = kv_head_count(config, values, heads)
     queries, keys = heads * size, kv_heads * size

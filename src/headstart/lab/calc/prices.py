@@ -97,7 +97,9 @@ def _price(name: str, entry: object, where: str) -> Price:
         raise ConfigError(f"{where} must be a table of prices")
     unknown = entry.keys() - _KNOWN
     if unknown:
-        raise ConfigError(f"{where} has the unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(_KNOWN))}")
+        raise ConfigError(
+            f"{where} has the unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(_KNOWN))}"
+        )
     style = entry.get("style")
     if style not in ("discount", "surcharge"):
         raise ConfigError(f"{where}: style must be discount or surcharge, not {style!r}")
@@ -105,7 +107,9 @@ def _price(name: str, entry: object, where: str) -> Price:
     if style == "surcharge" and "write_5m" not in writes:
         raise ConfigError(f"{where}: write_5m is missing; style surcharge needs it")
     if style == "discount" and writes:
-        raise ConfigError(f"{where}: style discount has no {' and '.join(writes)}: writing costs nothing extra")
+        raise ConfigError(
+            f"{where}: style discount has no {' and '.join(writes)}: writing costs nothing extra"
+        )
     return Price(
         model=name,
         style=style,

@@ -48,7 +48,9 @@ def _groups(
     per_layer = counts if isinstance(counts, list) else [counts] * num_layers
     size_k, size_v = _head_sizes(own, values)
     layers = Counter(
-        (heads, window) for heads, window in zip(per_layer, windows, strict=True) if heads  # 0: no KV cache
+        (heads, window)
+        for heads, window in zip(per_layer, windows, strict=True)
+        if heads  # 0: no KV cache
     )
     return tuple(LayerGroup(n, heads, size_k + size_v, window) for (heads, window), n in layers.items())
 

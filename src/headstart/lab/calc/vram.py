@@ -147,7 +147,9 @@ def weights_bytes(shape: Shape, storage: Storage) -> int:
     dtype = shape.dtype if storage.dtype == "auto" else storage.dtype
     if dtype not in DTYPE_BYTES:
         raise ConfigError(f"--dtype must be one of auto, {', '.join(DTYPE_BYTES)}, not {dtype!r}")
-    quantized = quantization_named(storage.quantization) if storage.quantization != "auto" else shape.quantization
+    quantized = (
+        quantization_named(storage.quantization) if storage.quantization != "auto" else shape.quantization
+    )
     count, plain = shape.parameters, DTYPE_BYTES[dtype]
     if quantized is None:
         return count.total * plain
