@@ -147,7 +147,8 @@ def test_cost_always_says_how_old_its_prices_are() -> None:
 def test_cost_with_prices_of_the_users_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        'collected = 2026-11-30\n[models."my[gpu]"]\nstyle = "discount"\ninput = 0.2\ncached = 0.0\noutput = 1\n'
+        'collected = 2026-11-30\n[models."my[gpu]"]\nstyle = "discount"\n'
+        "input = 0.2\ncached = 0.0\noutput = 1\n"
     )
     result = invoke("cost", "--prices", path)
     assert "my[gpu]" in result.stdout

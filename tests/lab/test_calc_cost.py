@@ -49,8 +49,7 @@ def test_break_even(ttl: str, rate: float, uses: int, cacheable: float) -> None:
 def test_writing_for_nothing_pays_from_the_second_use() -> None:
     assert break_even_rate(DISCOUNT, "5m") == 0
     assert break_even_uses(DISCOUNT, "5m") == 2
-    with pytest.raises(ConfigError, match="caching never pays"):
-        break_even_uses(Price("flat", "discount", 1.0, 1.0, 1.0), "5m")
+    assert break_even_uses(Price("flat", "discount", 1.0, 1.0, 1.0), "5m") is None
 
 
 @pytest.mark.parametrize("price", [DISCOUNT, SURCHARGE])
@@ -72,7 +71,7 @@ def test_short_prompts_are_not_cached() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="a hit rate of 60.0% is more than the 50.0% of the prompt"):
+    with pytest.raises(ConfigError, match=r"a hit rate of 60\.0% is more than the 50\.0% of the prompt"):
         Traffic(1, 1, 1, 0.6, cacheable=0.5)
     with pytest.raises(ConfigError, match="--ttl must be 5m or 1h, not '10m'"):
         Traffic(1, 1, 1, 0.6, ttl="10m")

@@ -50,9 +50,9 @@ def test_an_unknown_method(options: dict[str, Any]) -> None:
 
 def test_names() -> None:
     assert quantization_named("none") is None
-    with pytest.raises(ConfigError, match="--quantization must be one of auto, none, fp8, .*, not 'q4'"):
+    with pytest.raises(ConfigError, match=r"--quantization must be one of auto, none, fp8, .*, not 'q4'"):
         quantization_named("q4")
     assert kv_bytes("auto", "bfloat16") == 2
     assert kv_bytes("fp8_e5m2", "bfloat16") == 1
-    with pytest.raises(ConfigError, match="--kv-cache-dtype must be one of auto, float32, .*, not 'fp4'"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype must be one of auto, float32, .*, not 'fp4'"):
         kv_bytes("fp4", "bfloat16")

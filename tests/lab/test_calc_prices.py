@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,9 @@ output = 4.5
 
 def test_the_built_in_table_is_dated_and_says_where_from() -> None:
     table = built_in()
-    assert datetime.date.fromisoformat(table.collected)
+    assert dt.date.fromisoformat(table.collected)
     for price in table.prices.values():
-        assert datetime.date.fromisoformat(price.published) <= datetime.date.fromisoformat(table.collected)
+        assert dt.date.fromisoformat(price.published) <= dt.date.fromisoformat(table.collected)
         assert price.source.startswith("https://")
         assert 0 < price.cached < price.input < price.output
 

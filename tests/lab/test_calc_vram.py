@@ -108,7 +108,7 @@ def test_several_gpus() -> None:
 
 def test_what_cannot_be() -> None:
     unknown = read_config({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 3}, "old", "a test")
-    with pytest.raises(UnsupportedModelError, match="architecture 'gpt2' cannot be counted .* --weights"):
+    with pytest.raises(UnsupportedModelError, match=r"architecture 'gpt2' cannot be counted .* --weights"):
         footprint(unknown, Storage(), Load(10))
     assert footprint(unknown, Storage(weights_bytes=7), Load(10)).weights == 7
     with pytest.raises(ConfigError, match="11 of 10 tokens cannot be"):

@@ -46,7 +46,7 @@ def cost(
         bool,
         typer.Option(
             "--example",
-            help="One prompt in a bad and in a good order, with the hit rates that the cache core has for it.",
+            help="One prompt in a bad and in a good order, with the hit rates of the cache core.",
         ),
     ] = False,
     as_json: Annotated[
@@ -110,9 +110,7 @@ def _fields(table: PriceTable, traffic: Traffic, rows: list[tuple[Price, Bill]])
                 "price": asdict(price),
                 "per_day": _bill_fields(one),
                 "break_even_hit_share": break_even_rate(price, traffic.ttl),
-                "break_even_uses": break_even_uses(price, traffic.ttl)
-                if price.cached < price.input
-                else None,
+                "break_even_uses": break_even_uses(price, traffic.ttl),
             }
             for price, one in rows
         ],

@@ -24,7 +24,8 @@ def show(found: Sequence[Loss], sizes: Sequence[int], *, ends_there: bool, conso
     for line in _plot(sizes, ends_there=ends_there):
         console.print(line)
     console.print(
-        "\nWhole blocks of the hash index; the radix index matches to the token. A loss is paid by every request."
+        "\nWhole blocks of the hash index; the radix index matches to the token. "
+        "A loss is paid by every request."
     )
 
 
@@ -46,10 +47,11 @@ def _table(found: Sequence[Loss], sizes: Sequence[int]) -> Table:
 def _plot(sizes: Sequence[int], *, ends_there: bool) -> list[str]:
     """One line for each block size: the mean loss by length, up to two of the largest blocks."""
     longest = max(2 * max(sizes), _PLOT_WIDTH)
-    lines = [
-        f"[dim]Tokens lost with the hash index by block size, for shared lengths from 1 to {longest:,}; "
-        f"a full bar is {max(sizes):,}, each eighth less a half[/]"
-    ]
+    title = (
+        f"Tokens lost with the hash index by block size, for shared lengths from 1 to {longest:,}; "
+        f"a full bar is {max(sizes):,}, each eighth less a half"
+    )
+    lines = [f"[dim]{title}[/]"]
     for size in sizes:
         bars = ""
         for column in range(_PLOT_WIDTH):

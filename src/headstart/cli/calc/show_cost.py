@@ -55,8 +55,8 @@ def show_example(
         f"{output_tokens:,} tokens of output\n"
     )
     orders = _table("", "bad order", "tokens", "changes with", "good order", "tokens ", "changes with ")
-    for number, (bad, good) in enumerate(zip(BAD, GOOD, strict=True), 1):
-        orders.add_row(str(number), *_part(bad), *_part(good))
+    for number, (first, second) in enumerate(zip(BAD, GOOD, strict=True), 1):
+        orders.add_row(str(number), *_part(first), *_part(second))
     console.print(orders)
     shown = _table("model", "bad: hits", "$ a day", "good: hits", "$ a day ", "difference", "no cache")
     for price, bad, good in found:
@@ -72,13 +72,14 @@ def show_example(
     console.print()
     console.print(shown)
     console.print(
-        "\nHit rates are the cache core's, for 200 requests of 20 customers in turn: in whole blocks of 128 tokens "
-        "where the provider counts so, else to the token."
+        "\nHit rates are the cache core's, for 200 requests of 20 customers in turn: in whole blocks of 128 "
+        "tokens where the provider counts so, else to the token."
     )
     if any(price.style == "surcharge" for price, _, _ in found):
         console.print(
-            f"Where writing costs, {cacheable(BAD):.0%} of the bad order and {cacheable(GOOD):.0%} of the good one "
-            "are marked for the cache: all but what is new at the end. The bad one pays the surcharge each time."
+            f"Where writing costs, {cacheable(BAD):.0%} of the bad order and {cacheable(GOOD):.0%} of the good "
+            "one are marked for the cache: all but what is new at the end. The bad one pays the surcharge each "
+            "time."
         )
     _show_dates(table, [price for price, _, _ in found], console)
 
@@ -103,8 +104,8 @@ def _show_break_even(ttl: str, prices: list[Price], console: Console) -> None:
         rate, uses = break_even_rate(price, ttl), break_even_uses(price, ttl)
         told = (
             f"A write for {ttl} costs {price.write(ttl) / price.input:g} times the input, a read "
-            f"{price.cached / price.input:g} times: it pays from {uses} uses of a prefix within that time, or where "
-            f"{rate:.1%} of what is marked hits."
+            f"{price.cached / price.input:g} times: it pays from {uses} uses of a prefix within that time, or "
+            f"where {rate:.1%} of what is marked hits."
         )
         if told not in seen:
             seen.add(told)
@@ -115,7 +116,8 @@ def _show_uncached(traffic: Traffic, rows: list[tuple[Price, Bill]], console: Co
     for price, one in rows:
         if one.hit_rate < traffic.hit_rate:
             console.print(
-                f"{escape(price.model)} does not cache what is shorter than {price.min_tokens:,} tokens: nothing hits."
+                f"{escape(price.model)} does not cache what is shorter than {price.min_tokens:,} tokens: "
+                "nothing hits."
             )
 
 
@@ -123,8 +125,8 @@ def _show_dates(table: PriceTable, prices: list[Price], console: Console) -> Non
     dates = sorted({price.published for price in prices if price.published})
     span = f", published {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
     console.print(
-        f"\n[bold]These prices were put together on {table.collected}{span}. They change: check them before you "
-        "rely on this,[/] and give your own with --prices FILE."
+        f"\n[bold]These prices were put together on {table.collected}{span}. They change: check them before "
+        "you rely on this,[/] and give your own with --prices FILE."
     )
 
 

@@ -7,7 +7,8 @@ tokens with hit rate h, of which share c is marked for the cache (c is at least 
 * surcharge (Anthropic): P · (h · cached + (c - h) · write + (1 - c) · input)
 
 The surcharge is paid for what was marked and not found, so caching can cost money.  It is even where
-``h / c = (write - input) / (write - cached)``: 21.7 % of the marked tokens at 1.25× and 0.1×, 52.6 % at 2×.
+``h / c = (write - input) / (write - cached)``: 21.7 % of the marked tokens
+at 1.25 and 0.1 times the input, 52.6 % at 2 times.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Traffic:
             raise ConfigError(f"--ttl must be 5m or 1h, not {self.ttl!r}")
         if self.hit_rate > self.cacheable:
             raise ConfigError(
-                f"a hit rate of {self.hit_rate:.1%} is more than the {self.cacheable:.1%} of the prompt that are "
-                "marked for the cache (--cacheable)"
+                f"a hit rate of {self.hit_rate:.1%} is more than the {self.cacheable:.1%} of the prompt "
+                "that are marked for the cache (--cacheable)"
             )
 
 
@@ -98,15 +99,14 @@ def break_even_rate(price: Price, ttl: str) -> float:
     return surcharge / (price.write(ttl) - price.cached) if surcharge > 0 else 0.0
 
 
-def break_even_uses(price: Price, ttl: str) -> int:
+def break_even_uses(price: Price, ttl: str) -> int | None:
     """With how many uses of one prefix, the writing one included, caching is first cheaper than without.
 
-    n uses cost ``write + (n - 1) · cached`` against ``n · input``.  Raises ``ConfigError`` where a cached token
-    is no cheaper.
+    n uses cost ``write + (n - 1) · cached`` against ``n · input``.  None where a cached token is no cheaper.
     """
     write, cached, plain = (Fraction(str(value)) for value in (price.write(ttl), price.cached, price.input))
     if cached >= plain:
-        raise ConfigError(f"{price.model}: a cached token costs as much as another, so caching never pays")
+        return None
     return floor((write - cached) / (plain - cached)) + 1
 
 

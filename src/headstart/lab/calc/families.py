@@ -12,9 +12,9 @@ class FamilyTraits:
     """How the weights and windows of one architecture differ from llama's.
 
     ``defaults`` are what transformers assumes of keys that a config leaves out.  ``qkv_bias`` and ``o_bias``:
-    None is what ``attention_bias`` says.  ``qk_norm``: a weight for each dimension of a head, or of all heads.
-    ``norms`` is how many norms a layer has.  ``full_every``: of the layers with a window, each n-th has none
-    (1: none has one; None: all have).  ``sinks``: one parameter for each head.
+    None is what ``attention_bias`` says.  ``qk_norm``: a weight for each dimension of a head, or of all
+    heads.  ``norms`` is how many norms a layer has.  ``full_every``: of the layers of a model with windows,
+    each n-th has none; None: all have one.  ``sinks``: one parameter for each head.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -53,8 +53,8 @@ def hit_rate(
 ) -> float:
     """The token hit rate of the layout's requests, one after the other, on the real cache core.
 
-    Customers take turns; nothing is evicted.  Hits are multiples of ``steps`` tokens: whole blocks of the hash
-    index; to the token with the radix index.
+    Customers take turns; nothing is evicted.  Hits are multiples of ``steps`` tokens: whole blocks of the
+    hash index, or to the token with the radix index.
     """
     block_size = steps if steps > 1 else 16
     config = CacheConfig(

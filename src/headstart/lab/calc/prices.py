@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def read_prices(path: Path) -> PriceTable:
 
 def _table(content: Mapping[str, Any], where: str) -> PriceTable:
     collected = content.get("collected")
-    if not isinstance(collected, datetime.date):
+    if not isinstance(collected, dt.date):
         raise ConfigError(f"{where}: collected must be the date of these prices, such as 2026-12-01")
     models = content.get("models")
     if not isinstance(models, Mapping) or not models:
@@ -97,9 +97,7 @@ def _price(name: str, entry: object, where: str) -> Price:
         raise ConfigError(f"{where} must be a table of prices")
     unknown = entry.keys() - _KNOWN
     if unknown:
-        raise ConfigError(
-            f"{where} has the unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(_KNOWN))}"
-        )
+        raise ConfigError(f"{where} has the unknown key {min(unknown)!r}; known: {', '.join(sorted(_KNOWN))}")
     style = entry.get("style")
     if style not in ("discount", "surcharge"):
         raise ConfigError(f"{where}: style must be discount or surcharge, not {style!r}")

@@ -16,8 +16,8 @@ class LayerGroup:
     """Layers that keep the same of each token.  Layers without a KV cache are in no group.
 
     ``num_heads`` is what can be divided among GPUs: KV heads, or 1 where one latent vector serves all
-    heads (MLA, ``is_latent``).  ``elements_per_head`` counts K and V together.  A layer with a ``window`` needs the last
-    ``window`` tokens alone.
+    heads (MLA, ``is_latent``).  ``elements_per_head`` counts K and V together.  A layer with a ``window``
+    needs the last ``window`` tokens alone.
     """
 
     num_layers: int

@@ -21,7 +21,7 @@ _UNITS = {
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """``24GiB``, ``80 GB``, ``512MiB`` or a plain number as bytes.  Raises ``ConfigError`` naming the option."""
+    """``24GiB``, ``80 GB`` or a plain number as bytes.  Raises ``ConfigError`` that names the option."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"{option} must be a size such as 24GiB, 80GB or a number of bytes, not {text!r}")
