@@ -105,6 +105,11 @@ def test_mistral_has_a_window_unless_its_config_says_null() -> None:
     assert read(**mistral, sliding_window=None).groups[0].window is None
 
 
+def test_chunks() -> None:
+    shape = read(model_type="llama4_text", attention_chunk_size=64)
+    assert shape.groups == (LayerGroup(5, 4, 16, 64), LayerGroup(1, 4, 16))
+
+
 def test_hybrids() -> None:
     qwen = read(model_type="qwen3_next", full_attention_interval=3)
     assert qwen.groups == (LayerGroup(2, 4, 16),)

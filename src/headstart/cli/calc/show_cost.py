@@ -72,14 +72,14 @@ def show_example(
     console.print()
     console.print(shown)
     console.print(
-        "\nHit rates are the cache core's, for 200 requests of 20 customers in turn: in whole blocks of 128 "
-        "tokens where the provider counts so, else to the token."
+        "\nHit rates are the cache core's, for 200 requests of 20 customers in turn: in whole blocks of "
+        "128 tokens where the provider counts so, else to the token."
     )
     if any(price.style == "surcharge" for price, _, _ in found):
         console.print(
-            f"Where writing costs, {cacheable(BAD):.0%} of the bad order and {cacheable(GOOD):.0%} of the good "
-            "one are marked for the cache: all but what is new at the end. The bad one pays the surcharge each "
-            "time."
+            f"Where writing costs, {cacheable(BAD):.0%} of the bad order and {cacheable(GOOD):.0%} of the "
+            "good one are marked for the cache: all but what is new at the end. The bad one pays the "
+            "surcharge each time."
         )
     _show_dates(table, [price for price, _, _ in found], console)
 
@@ -104,8 +104,8 @@ def _show_break_even(ttl: str, prices: list[Price], console: Console) -> None:
         rate, uses = break_even_rate(price, ttl), break_even_uses(price, ttl)
         told = (
             f"A write for {ttl} costs {price.write(ttl) / price.input:g} times the input, a read "
-            f"{price.cached / price.input:g} times: it pays from {uses} uses of a prefix within that time, or "
-            f"where {rate:.1%} of what is marked hits."
+            f"{price.cached / price.input:g} times: it pays from {uses} uses of a prefix within that time, "
+            f"or where {rate:.1%} of what is marked hits."
         )
         if told not in seen:
             seen.add(told)

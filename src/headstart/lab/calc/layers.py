@@ -22,8 +22,11 @@ _STATEFUL = (
     "lru_width",
     "hybrid_override",
     "block_types",
-    "linear_attn_config",
+    "linear_attn",
+    "attn_type_list",
+    "conv_L_cache",
 )
+"""Keys of models with other layers than attention."""
 
 
 def read_groups(
@@ -120,6 +123,8 @@ def _layer_kinds(
     if config.get("attn_layer_period"):  # Jamba
         period, offset = values.integer("attn_layer_period"), config.get("attn_layer_offset") or 0
         return ["full_attention" if i % period == offset else "mamba" for i in range(num_layers)]
+    if config.get("attention_chunk_size"):  # Llama 4
+        return _every(num_layers, int(config.get("no_rope_layer_interval") or 4), "chunked_attention")
     for key in config:
         if any(word in key for word in _STATEFUL):
             raise UnsupportedModelError(
