@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart.cli.bench import bench
+from headstart.cli.calc import app as calc
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
 from headstart.cli.lint import lint
@@ -46,6 +47,7 @@ def root(
 
 for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log, lint):
     app.command(cls=Command)(command)
+app.add_typer(calc)
 
 
 def main() -> None:

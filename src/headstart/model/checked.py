@@ -47,6 +47,12 @@ class CheckedValues:
             raise CorruptModelError(f"{self.where}: {name} must be a positive integer, not {value!r}")
         return value
 
+    def first_integer(self, *names: str, default: int | None = None) -> int:
+        """As `integer`, of the first of ``names`` that is given."""
+        return self.integer(
+            next((name for name in names if self._values.get(name) is not None), names[0]), default
+        )
+
     def number(self, name: str, default: float | None = None) -> float:
         """A positive finite number; raises `CorruptModelError` for anything else."""
         value = self._get(name, default)

@@ -8,6 +8,8 @@ no second copy of the weights.  ``huggingface_hub`` resumes what was interrupted
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,43 @@ def download(repo_id: str, progress: Progress) -> Path:
     Raises `ModelNotFoundError` (no such repository) or `DownloadError` (gated, no network, any other
     reason for which the files cannot be had).
     """
+    bar = progress.add_task(f"fetching {repo_id}", total=None)
+    with _told(repo_id):
+        directory = _snapshot(repo_id, tqdm_class=_silent_bar(progress, bar))
+    progress.update(bar, total=1, completed=1)
+    return directory
+
+
+def fetch_config(repo_id: str, progress: Progress) -> Path:
+    """A directory with the repository's ``config.json`` and its index of shards, and no weights.
+
+    From the cache if it is there, else fetched; raises as `download`.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    wanted = ["config.json", INDEX_NAME]
+    with suppress(LocalEntryNotFoundError):
+        directory = Path(snapshot_download(repo_id, allow_patterns=wanted, local_files_only=True))
+        if (directory / "config.json").is_file():
+            return directory
+    bar = progress.add_task(f"fetching {repo_id}'s configuration", total=None)
+    with _told(repo_id):
+        tqdm_class = _silent_bar(progress, bar)
+        directory = Path(snapshot_download(repo_id, allow_patterns=wanted, tqdm_class=tqdm_class))
+    progress.update(bar, total=1, completed=1)
+    if not (directory / "config.json").is_file():
+        raise ModelNotFoundError(f"{repo_id!r} has no config.json on the Hugging Face hub")
+    return directory
+
+
+@contextmanager
+def _told(repo_id: str) -> Iterator[None]:
+    """What can go wrong with the hub, as our errors."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    bar = progress.add_task(f"fetching {repo_id}", total=None)
     try:
-        directory = _snapshot(repo_id, tqdm_class=_silent_bar(progress, bar))
+        yield
     except GatedRepoError as error:
         raise DownloadError(
             f"{repo_id!r} is gated on the Hugging Face hub: accept its terms on its page there, "
@@ -77,8 +111,6 @@ def download(repo_id: str, progress: Progress) -> Path:
     except Exception as error:  # the HTTP library of huggingface_hub, and so its errors, vary by version
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise DownloadError(f"{repo_id!r} cannot be fetched from the Hugging Face hub: {reason}") from error
-    progress.update(bar, total=1, completed=1)
-    return directory
 
 
 def _snapshot(repo_id: str, **options: Any) -> Path:
