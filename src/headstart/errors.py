@@ -11,6 +11,7 @@
     │   └── UnsupportedModelError    an architecture or tensor type we do not know
     ├── RequestError             a request that cannot be served as asked; the caller can fix it
     ├── LogError                 a decision log that cannot be read
+    │   └── TraceError               recorded traffic of any format
     ├── EventError               KV events that cannot be read
     ├── EngineError              the engine failed while serving
     │   └── EngineDeadError          its process is gone
@@ -107,6 +108,10 @@ class RequestError(HeadstartError):
 
 class LogError(HeadstartError):
     """A decision log that cannot be read: no such log, another format, or damaged."""
+
+
+class TraceError(LogError):
+    """Recorded traffic that cannot be read: no such file, no known format, or a malformed line."""
 
 
 class EventError(HeadstartError):

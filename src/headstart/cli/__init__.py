@@ -12,6 +12,7 @@ from headstart.cli.command import Command
 from headstart.cli.demo import demo
 from headstart.cli.pull import pull
 from headstart.cli.serve import serve
+from headstart.cli.verdict import verdict
 from headstart.cli.verify_log import verify_log
 
 app = typer.Typer(
@@ -40,7 +41,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, verify_log):
+for command in (serve, pull, demo, bench, verify_log, verdict):
     app.command(cls=Command)(command)
 
 

@@ -97,16 +97,22 @@ class Tokenizer:
         ``add_special_tokens=False``.  Raises ``RequestError`` for half a surrogate pair, which JSON
         can spell and UTF-8 cannot.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"text must be valid Unicode: character {error.start} is half a surrogate pair",
-                code="invalid_value",
-            ) from error
+        [token_ids] = self.encode_all([text], add_special_tokens)
+        return token_ids
+
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """As `encode`, each of many texts, side by side on all cores."""
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(
+                    f"text must be valid Unicode: character {error.start} is half a surrogate pair",
+                    code="invalid_value",
+                ) from error
         # Of the library's ways to encode, only those for batches let other threads run meanwhile.
-        [encoded] = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encoded.ids
+        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [one.ids for one in encoded]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; bytes that are not UTF-8 become U+FFFD, as Unicode recommends.

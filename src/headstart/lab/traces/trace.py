@@ -73,7 +73,7 @@ class Trace:
     """Recorded traffic, in the order of arrival.
 
     ``has_content`` is False for what tells lengths and times alone: nothing can be said of its hit rate.
-    ``skipped`` are the lines that could not be read.
+    ``skipped`` are the lines that could not be read, ``notes`` sentences on how the rest was read.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Trace:
     tokens_per_symbol: int = 1
     has_content: bool = True
     skipped: list[BadLine] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:

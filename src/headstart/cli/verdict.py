@@ -1,0 +1,143 @@
+"""``headstart verdict``: is prefix caching worth turning on for this traffic?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from headstart.config import PrefixIndexName
+from headstart.errors import HeadstartError
+from headstart.lab.traces.read import read_traces
+from headstart.lab.traces.texts import PromptReader
+from headstart.lab.traces.trace import TraceFormat
+from headstart.lab.verdict import SECONDS_PER_TOKEN, Verdict, Word, judge
+
+_COLOURS = {Word.GOOD: "green", Word.MARGINAL: "yellow", Word.BAD: "red", Word.UNKNOWN: "dim"}
+
+
+def verdict(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="LOG…", help="Recorded traffic, in any format; - is standard input."),
+    ],
+    trace_format: Annotated[
+        TraceFormat | None,
+        typer.Option("--format", help="Of the files.", show_default="what their first lines look like"),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Whose tokenizer and chat template read logs of text: a name, directory, GGUF or hub id."
+        ),
+    ] = "smollm2-135m",
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            help="The pool, in blocks: what vLLM logs as GPU blocks, or its KV cache size / block size.",
+            min=1,
+            show_default="unknown: holds everything",
+        ),
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(help="Tokens in a block.", min=1, show_default="16, or what a hash id stands for"),
+    ] = None,
+    prefix_index: Annotated[
+        PrefixIndexName,
+        typer.Option(help="radix shares to the token, as SGLang; hash shares whole blocks, as vLLM."),
+    ] = "radix",
+    seconds_per_token: Annotated[
+        float,
+        typer.Option(help="What computing one prompt token takes on your machine.", min=0.0),
+    ] = SECONDS_PER_TOKEN,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at a line that cannot be read, instead of leaving it out.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Is prefix caching worth turning on for this traffic?
+
+    Four variables are computed and judged, each by a threshold that is shown:
+    how much of the traffic begins like an earlier prompt; how long such a
+    beginning is against a block; how many blocks these take against the pool;
+    and how soon one comes back against how long the pool keeps it.  Then the
+    traffic is replayed: the verdict is what hits, and what that saves of the
+    time to the first token.
+
+    For example:
+
+        headstart verdict requests.jsonl
+
+        headstart verdict trace.jsonl --capacity 20000 --seconds-per-token 0.0001
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            reading = bar.add_task("reading", total=_size(files))
+            trace = read_traces(
+                files,
+                format=trace_format,
+                reader=lambda: PromptReader.from_model(model),
+                strict=strict,
+                progress=lambda done: bar.update(reading, completed=done),
+            )
+            replaying = bar.add_task("replaying", total=2 * len(trace.requests))
+            found = judge(
+                trace,
+                block_size=block_size,
+                capacity_blocks=capacity,
+                prefix_index=prefix_index,
+                seconds_per_token=seconds_per_token,
+                progress=lambda done: bar.update(replaying, completed=done),
+            )
+    except HeadstartError as error:
+        typer.echo(f"headstart verdict: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(found.fields(), indent=2))
+        return
+    _show(found, Console(highlight=False))
+
+
+def _size(files: list[str]) -> int | None:
+    """Bytes of all files; None where that cannot be told."""
+    try:
+        return sum(Path(file).stat().st_size for file in files)
+    except OSError:
+        return None
+
+
+def _show(found: Verdict, console: Console) -> None:
+    rates = found.rates
+    requests, tokens = f"{rates.num_requests:,} requests", f"{rates.num_prompt_tokens:,} prompt tokens"
+    table = Table(title=f"{found.trace_name}: {requests}, {tokens}", title_justify="left", show_lines=True)
+    table.add_column("")
+    for header in ("here", "good", "marginal", "verdict"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in found.variables:
+        table.add_row(
+            f"{one.what}\n[dim]{escape(one.shown)}[/]",
+            one.figure,
+            one.limit(one.limits.good),
+            one.limit(one.limits.marginal),
+            f"[{_COLOURS[one.word]}]{one.word}[/]",
+        )
+    console.print(table)
+    full, some = rates.request_full_hit_rate, rates.request_any_hit_rate
+    console.print(
+        f"Replayed: {rates.token_hit_rate:.1%} of tokens hit, {full:.1%} of requests wholly, {some:.1%} in part "
+        f"or wholly. {found.total_saved_s:,.1f} s of computing saved in all.\n"
+    )
+    console.print(f"[bold {_COLOURS[found.word]}]{found.word}[/]  {escape(found.sentence)}\n")
+    for note in found.notes:
+        console.print(f"[dim]{escape(note)}[/]")

@@ -1,0 +1,174 @@
+"""The verdict: what a replay hits, which variable stands in the way, and what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headstart.errors import ConfigError
+from headstart.lab.replay.outcome import Rates, Setting
+from headstart.lab.replay.replay import replay, symbols_of
+from headstart.lab.traces.paths import number_blocks
+from headstart.lab.traces.trace import Trace
+from headstart.lab.verdict.variables import SHARED_TOKENS, Variable, Word, variables_of
+
+SECONDS_PER_TOKEN = 0.00042
+"""To compute one prompt token: the embedded model's on two CPU cores (docs/benchmarks.md).
+
+A prompt of 1,211 tokens takes 506 ms longer there than one of which 1,200 are cached.
+"""
+_BLOCK_SIZE = 16
+_STARTS = {Word.GOOD: "Yes", Word.MARGINAL: "A little", Word.BAD: "Hardly"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All that came of it.
+
+    ``rates`` are of a replay with ``setting``; ``unbounded_token_hit_rate`` is that of a pool that holds
+    everything.  ``first_token_s`` is the mean over requests of the seconds that computing the whole prompt
+    takes, ``saved_first_token_s`` what hits save of it, ``total_saved_s`` that of all requests together.
+    """
+
+    trace_name: str
+    setting: Setting
+    variables: list[Variable]
+    rates: Rates
+    unbounded_token_hit_rate: float
+    seconds_per_token: float
+    notes: list[str]
+
+    @property
+    def word(self) -> Word:
+        """That of the replayed token hit rate."""
+        return SHARED_TOKENS.word(self.rates.token_hit_rate)
+
+    @property
+    def first_token_s(self) -> float:
+        """Without a cache."""
+        return self.rates.num_prompt_tokens * self.seconds_per_token / self.rates.num_requests
+
+    @property
+    def total_saved_s(self) -> float:
+        """Of all requests."""
+        return self.rates.num_hit_tokens * self.seconds_per_token
+
+    @property
+    def saved_first_token_s(self) -> float:
+        """Of a request, in the mean."""
+        return self.total_saved_s / self.rates.num_requests
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, and where it is not plainly good, what stands in the way."""
+        capacity, size = self.setting.capacity_blocks, self.setting.block_size
+        pool = (
+            "a pool that holds everything" if capacity is None else f"{capacity:,} blocks of {size:,} tokens"
+        )
+        saved, whole = _seconds(self.saved_first_token_s), _seconds(self.first_token_s)
+        start, index = _STARTS[self.word], self.setting.prefix_index
+        text = (
+            f"{start}: with {pool} and the {index} index prefix caching hits "
+            f"{self.rates.token_hit_rate:.1%} of the prompt tokens, which saves {saved} of the {whole} that "
+            "computing a prompt takes in the mean"
+        )
+        worst = self._worst()
+        if worst is not None:
+            text += f"; {worst.problem}"
+        if SHARED_TOKENS.word(self.unbounded_token_hit_rate) is not self.word:
+            text += f" (a pool that holds everything would hit {self.unbounded_token_hit_rate:.1%})"
+        return f"{text}."
+
+    def _worst(self) -> Variable | None:
+        """What stands in the way of a better verdict: the first bad variable, or else marginal one."""
+        if self.word is Word.GOOD:
+            return None
+        by_word = {word: [one for one in self.variables if one.word is word] for word in Word}
+        return next(iter((*by_word[Word.BAD], *by_word[Word.MARGINAL])), None)
+
+    def fields(self) -> dict[str, Any]:
+        """Everything, in JSON's types.  What is beyond all numbers is null."""
+        return {
+            "trace_name": self.trace_name,
+            "setting": asdict(self.setting),
+            "variables": [one.fields() for one in self.variables],
+            "verdict": self.word,
+            "sentence": self.sentence,
+            **asdict(self.rates),
+            "unbounded_token_hit_rate": self.unbounded_token_hit_rate,
+            "seconds_per_token": self.seconds_per_token,
+            "first_token_s": self.first_token_s,
+            "saved_first_token_s": self.saved_first_token_s,
+            "total_saved_s": self.total_saved_s,
+            "notes": self.notes,
+        }
+
+
+def judge(
+    trace: Trace,
+    *,
+    block_size: int | None = None,
+    capacity_blocks: int | None = None,
+    prefix_index: str = "radix",
+    seconds_per_token: float = SECONDS_PER_TOKEN,
+    progress: Callable[[int], None] | None = None,
+) -> Verdict:
+    """The verdict on a trace.  ``capacity_blocks`` None is unknown: then the pool holds everything.
+
+    ``block_size`` None is 16, or what a hash id of the trace stands for.  ``progress`` is told how many
+    requests are replayed; each is twice.  Raises ``ConfigError`` for a trace without content or requests, and
+    for a block size that it cannot be replayed with.
+    """
+    if not trace.requests:
+        raise ConfigError(f"{trace.name} has no requests")
+    if not trace.has_content:
+        raise ConfigError(f"{trace.name} tells lengths and times alone, not what its prompts have in common")
+    size = block_size or max(_BLOCK_SIZE, trace.tokens_per_symbol)
+    setting = Setting(prefix_index=prefix_index, block_size=size, capacity_blocks=capacity_blocks)
+    paths = number_blocks(trace, symbols_of(size, trace))
+    # The radix index shares to the symbol: in a pool that holds everything its hits are what prompts share.
+    shared = [one.num_hit_tokens for one in replay(trace, Setting(block_size=size), progress=progress).served]
+    outcome = replay(
+        trace,
+        setting,
+        progress=None if progress is None else lambda done: progress(len(trace.requests) + done),
+    )
+    variables = variables_of(trace, setting, paths, shared)
+    most = next(one.value for one in variables if one.name == "shared_tokens") or 0.0
+    return Verdict(
+        trace_name=trace.name,
+        setting=setting,
+        variables=variables,
+        rates=outcome.rates,
+        unbounded_token_hit_rate=most,
+        seconds_per_token=seconds_per_token,
+        notes=_notes(trace, setting, seconds_per_token),
+    )
+
+
+def _notes(trace: Trace, setting: Setting, seconds_per_token: float) -> list[str]:
+    notes = [_DEFINITIONS]
+    seconds = (
+        f"Seconds are prompt tokens times {seconds_per_token:g} s (--seconds-per-token): no queue, no batch."
+    )
+    notes.append(f"{seconds} {_PRESET}" if seconds_per_token == SECONDS_PER_TOKEN else seconds)
+    if trace.tokens_per_symbol > 1:
+        size = trace.tokens_per_symbol
+        notes.append(f"A hash id stands for {size:,} tokens: what prompts share within one is not seen.")
+    if setting.capacity_blocks is None:
+        notes.append("No capacity was given, so the pool holds everything.")
+    if trace.skipped:
+        notes.append(f"{len(trace.skipped):,} lines could not be read; the first: {trace.skipped[0]}.")
+    return notes
+
+
+_DEFINITIONS = (
+    "Hit rates are of tokens (hit tokens of all prompt tokens); the last token of a prompt never counts. "
+    "The cache starts empty, and requests come one after the other."
+)
+_PRESET = "The preset is what the embedded model takes on two CPU cores: give your own machine's."
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.3g} ms"
