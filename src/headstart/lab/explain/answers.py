@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
@@ -10,7 +10,7 @@ from headstart.cache.tokens import TOKEN_BYTES
 from headstart.lab.explain.cause import Cause
 from headstart.lab.explain.edits import Edit, edited
 from headstart.lab.explain.excerpts import Excerpts
-from headstart.lab.explain.finding import FindingKind
+from headstart.lab.explain.finding import Evidence, FindingKind
 from headstart.lab.explain.reach import cached_run, reach
 from headstart.lab.explain.runs import num_common, tokens_of
 from headstart.lab.explain.sites import Pair
@@ -44,13 +44,20 @@ def is_dropped_reasoning(trace: Trace, pair: Pair, excerpts: Excerpts) -> bool:
 def find_dropped(trace: Trace, pairs: Sequence[Pair], excerpts: Excerpts) -> list[Cause]:
     """Reasoning that earlier prompts of a conversation had and later ones lack."""
     edits: dict[int, list[Edit]] = {}
+    evidence = []
     for pair in pairs:
         there = pair.difference
         run = trace.requests[pair.other].symbols[
             there.other_start * TOKEN_BYTES : there.other_stop * TOKEN_BYTES
         ]
         edits.setdefault(pair.number, []).append(Edit(there.start, there.stop, run))
-    return [_cause(FindingKind.REASONING_DROPPED, trace, edits, excerpts)] if edits else []
+        if not evidence:
+            earlier, later = trace.requests[pair.other], trace.requests[pair.number]
+            evidence = [
+                excerpts.evidence(earlier, there.other_start, there.other_stop),
+                excerpts.evidence(later, there.start, there.stop),
+            ]
+    return [_cause(FindingKind.REASONING_DROPPED, edits, evidence)] if edits else []
 
 
 def find_respelled(trace: Trace, excerpts: Excerpts) -> list[Cause]:
@@ -62,7 +69,12 @@ def find_respelled(trace: Trace, excerpts: Excerpts) -> list[Cause]:
         edit = _restoring(trace, number, earlier, shared, excerpts)
         if edit is not None:
             found[edit[0]].setdefault(number, []).append(edit[1])
-    return [_cause(kind, trace, edits, excerpts) for kind, edits in found.items() if edits]
+    causes = []
+    for kind, edits in found.items():
+        shown = [(trace.requests[number], own[0]) for number, own in edits.items()][:2]
+        evidence = [excerpts.evidence(request, edit.start, edit.stop) for request, edit in shown]
+        causes += [_cause(kind, edits, evidence)] if edits else []
+    return causes
 
 
 def _restoring(
@@ -116,11 +128,8 @@ def _end_of(text: str, prompt: bytes, begin: int, rest: str, excerpts: Excerpts)
     return low
 
 
-def _cause(
-    kind: FindingKind, trace: Trace, edits: dict[int, list[Edit]], excerpts: Excerpts
-) -> Cause:
+def _cause(kind: FindingKind, edits: dict[int, list[Edit]], evidence: Sequence[Evidence]) -> Cause:
     positions = [own[0].start for own in edits.values()]
-    several = [(trace.requests[number], own[0]) for number, own in edits.items()][:2]
     lost = sum(len(edit.run) // TOKEN_BYTES for own in edits.values() for edit in own)
     if kind is FindingKind.REASONING_DROPPED:
         what = (
@@ -138,5 +147,5 @@ def _cause(
         fix=_FIXES[kind],
         position=median(positions),
         change=partial(edited, edits=edits),
-        evidence=tuple(excerpts.evidence(request, edit.start, edit.stop) for request, edit in several),
+        evidence=tuple(evidence),
     )

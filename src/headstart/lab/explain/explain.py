@@ -24,7 +24,7 @@ def explain(
     warmup: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Explanation:
-    """Why the trace hits what it hits with this setting, the dearest finding first.
+    """Why the trace hits what it hits with this setting, the dearest finding first, and last what nobody can mend.
 
     ``reader`` is the model whose tokens the trace has; without it nothing can be said of text.  With
     ``privacy`` no word of a prompt is in the explanation.  ``progress`` is told what is being done.
@@ -61,7 +61,7 @@ def explain(
         setting=setting,
         rates=outcome.rates,
         misses=outcome.misses,
-        findings=sorted(findings, key=lambda finding: finding.num_tokens_lost, reverse=True),
+        findings=sorted(findings, key=lambda finding: (not finding.kind.is_fault, -finding.num_tokens_lost)),
         notes=_notes(trace, outcome, reader),
     )
 
@@ -76,8 +76,10 @@ def _tried(candidate: Candidate, trace: Trace, setting: Setting, warmup: int) ->
 
 
 def _notes(trace: Trace, outcome: Outcome, reader: PromptReader | None) -> list[str]:
-    """What could not be judged."""
-    notes = []
+    """How the log was read, and what could not be judged."""
+    notes = [f"{note[0].upper()}{note[1:]}." for note in trace.notes]
+    if trace.skipped:
+        notes.append(f"{len(trace.skipped):,} lines could not be read and are left out, such as {trace.skipped[0]}.")
     if trace.tokens_per_symbol > 1:
         notes.append(
             f"The log has hash ids of {trace.tokens_per_symbol} tokens and no text: variables, other orders, drift "
@@ -97,6 +99,4 @@ def _notes(trace: Trace, outcome: Outcome, reader: PromptReader | None) -> list[
         )
     if outcome.refused:
         notes.append(f"{outcome.refused:,} requests never fit into this capacity, and hit nothing.")
-    if trace.skipped:
-        notes.append(f"{len(trace.skipped):,} lines could not be read and are left out.")
     return notes

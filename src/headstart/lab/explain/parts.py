@@ -128,7 +128,7 @@ class LineOrder:
         ]
         for index in places:
             first = self._spellings.setdefault(names[index], lines[index])
-            if _WORD.findall(first) != _WORD.findall(lines[index]):
+            if first.split() != lines[index].split():  # white space alone is another part's affair
                 lines[index] = first
         order = self._order.settle([names[index] for index in places])
         if order is not None:

@@ -28,7 +28,12 @@ def without(trace: Trace, causes: Iterable[Cause]) -> Trace:
 
 
 def priced(
-    trace: Trace, causes: Sequence[Cause], *, warmup: int, least_tokens: int, advance: Callable[[], None]
+    trace: Trace,
+    causes: Sequence[Cause],
+    *,
+    warmup: int = 0,
+    least_tokens: int = 1,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[Candidate]:
     """The causes that cost at least ``least_tokens``, with their price.
 
@@ -49,7 +54,8 @@ def priced(
         prices.append(_Price(cause, tokens, requests, tuple(gone) if 2 * alone < tokens else ()))
         gone.append(cause)
         before = after
-    return [_candidate(trace, price) for price in prices]
+    counted = sum(request.num_prompt_tokens for request in trace.requests[warmup:])
+    return [_candidate(trace, price, counted) for price in prices]
 
 
 def _gain(before: Sequence[Reach], after: Sequence[Reach], warmup: int) -> tuple[int, int]:
@@ -58,17 +64,16 @@ def _gain(before: Sequence[Reach], after: Sequence[Reach], warmup: int) -> tuple
     return sum(gains), sum(gain > 0 for gain in gains)
 
 
-def _candidate(trace: Trace, price: _Price) -> Candidate:
-    cause = price.cause
-    what, fix = cause.what, cause.fix
+def _candidate(trace: Trace, price: _Price, num_tokens: int) -> Candidate:
+    cause, fix = price.cause, price.cause.fix
     if price.needs:
         fix += " It only helps once what stands in front of it is mended: the rate is that of all of these fixes."
     finding = Finding(
         kind=cause.kind,
-        what=what,
+        what=cause.what,
         fix=fix,
         num_tokens_lost=price.num_tokens,
-        share_lost=price.num_tokens / trace.num_prompt_tokens,
+        share_lost=price.num_tokens / num_tokens,
         num_requests=price.num_requests,
         evidence=cause.evidence,
     )

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-import numpy as np
-
 from headstart.cache.tokens import TOKEN_BYTES
 from headstart.lab.explain.runs import GRAM, Difference, find_run, grams, tokens_of
 from headstart.lab.traces.trace import Trace, TraceRequest
@@ -98,35 +96,38 @@ def _anchor(trace: Trace, pair: Pair) -> int:
 def _site(trace: Trace, cluster: Sequence[Pair]) -> Site | None:
     """The borders that the most requests have, and of those the narrowest."""
     sample = cluster[:: -(-len(cluster) // _SAMPLE)]
-    befores: Counter[bytes] = Counter()
-    afters: Counter[bytes] = Counter()
-    for pair in sample:
-        run, difference = trace.requests[pair.number].symbols, pair.difference
-        start, stop = difference.start * TOKEN_BYTES, difference.stop * TOKEN_BYTES
-        befores[run[max(0, start - _BYTES) : start]] += 1
-        afters[run[stop : stop + _BYTES]] += 1
+    # Values may begin or end alike by chance, so the difference of a pair may be narrower than the site:
+    # the one that begins first is always looked at.
     first = min(sample, key=lambda pair: pair.difference.start)
-    start = first.difference.start * TOKEN_BYTES
-    befores[trace.requests[first.number].symbols[max(0, start - _BYTES) : start]] += 1
+    befores = [_before(trace, pair) for pair in sample]
+    afters = [_after(trace, pair) for pair in sample]
+    choices = [
+        Site(before, after)
+        for before in dict.fromkeys([*_most_common(befores), _before(trace, first)])
+        for after in _most_common(afters)
+    ]
     runs = [trace.requests[number].symbols for pair in sample for number in (pair.number, pair.other)]
-    best: tuple[int, float] | None = None
-    chosen = None
-    for before in _choices(befores, first.number, trace, start):
-        for after, _ in afters.most_common(_CHOICES):
-            site = Site(before, after)
-            spans = [span for run in runs if (span := site.locate(run)) is not None]
-            if not spans:
-                continue
-            score = (len(spans), -median(stop - start for start, stop in spans))
-            if best is None or score > best:
-                best, chosen = score, site
-    return chosen
+    best = max(choices, key=lambda site: _score(site, runs))
+    return best if _score(best, runs)[0] else None
 
 
-def _choices(befores: Counter[bytes], number: int, trace: Trace, start: int) -> list[bytes]:
-    """The most common texts in front, and the one that stands in front of the earliest difference."""
-    earliest = trace.requests[number].symbols[max(0, start - _BYTES) : start]
-    return list(dict.fromkeys([*(before for before, _ in befores.most_common(_CHOICES)), earliest]))
+def _score(site: Site, runs: Sequence[bytes]) -> tuple[int, float]:
+    spans = [span for run in runs if (span := site.locate(run)) is not None]
+    return len(spans), -median(stop - start for start, stop in spans) if spans else 0.0
+
+
+def _before(trace: Trace, pair: Pair) -> bytes:
+    start = pair.difference.start * TOKEN_BYTES
+    return trace.requests[pair.number].symbols[max(0, start - _BYTES) : start]
+
+
+def _after(trace: Trace, pair: Pair) -> bytes:
+    stop = pair.difference.stop * TOKEN_BYTES
+    return trace.requests[pair.number].symbols[stop : stop + _BYTES]
+
+
+def _most_common(runs: Iterable[bytes]) -> list[bytes]:
+    return [run for run, _ in Counter(runs).most_common(_CHOICES)]
 
 
 def _overlap(trace: Trace, site: Site, other: Site, cluster: Sequence[Pair]) -> bool:
@@ -138,4 +139,4 @@ def _overlap(trace: Trace, site: Site, other: Site, cluster: Sequence[Pair]) -> 
         and (two := other.locate(trace.requests[pair.number].symbols)) is not None
     ]
     same = sum(one[0] <= two[1] and two[0] <= one[1] for one, two in spans)
-    return bool(spans) and bool(np.greater(2 * same, len(spans)))
+    return 2 * same > len(spans)

@@ -106,7 +106,7 @@ def _cause(
             return settled
         return _settled(other, kind.part(one.body for one in other.requests if one.body is not None), retokeniser)
 
-    shown = {positions[0]: first, positions[-1]: changed[-1][0]}
+    shown = [(one, place) for (one, _, _), place in zip(changed, positions, strict=True)][:2]
     return Cause(
         kind=kind.kind,
         what=f"{kind.what}. In {len(changed):,} of {len(trace.requests):,} requests, the first difference "
@@ -114,7 +114,7 @@ def _cause(
         fix=kind.fix,
         position=at,
         change=change,
-        evidence=tuple(excerpts.evidence(one, place, place + _SHOWN) for place, one in shown.items()),
+        evidence=tuple(excerpts.evidence(one, place, place + _SHOWN) for one, place in shown),
         rewrites_bodies=True,
     )
 
