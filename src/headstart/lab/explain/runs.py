@@ -70,14 +70,15 @@ def differences(a: Tokens, b: Tokens) -> list[Difference]:
 
     Of the places where they may meet again the one that skips least is taken.
     """
-    grams_a, grams_b = grams(a), grams(b)
     start = other_start = num_common(a, b)
+    grams_a, grams_b = grams(a[start:]), grams(b[other_start:])
+    meetings = _Meetings(grams_a, grams_b, start)
     found: list[Difference] = []
     while len(found) < _MOST_DIFFERENCES:
-        meeting = _meeting(grams_a[start:], grams_b[other_start:])
+        meeting = meetings.next(start, other_start)
         if meeting is None:
             break
-        stop, other_stop = start + meeting[0], other_start + meeting[1]
+        stop, other_stop = meeting
         run = num_common(a[stop:], b[other_stop:])
         back = num_common(a[start:stop][::-1], b[other_start:other_stop][::-1])
         found.append(Difference(start, stop - back, other_start, other_stop - back, run + back))
@@ -85,13 +86,33 @@ def differences(a: Tokens, b: Tokens) -> list[Difference]:
     return found
 
 
-def _meeting(a: Grams, b: Grams) -> tuple[int, int] | None:
-    """The first place in ``a`` that is in ``b``, or the first in ``b`` that is in ``a``: what is nearer."""
-    in_b = np.isin(a, b)
-    if not in_b.any():
-        return None
-    first = int(in_b.argmax())
-    one = (first, int((b == a[first]).argmax()))
-    second = int(np.isin(b, a).argmax())
-    other = (int((a == b[second]).argmax()), second)
-    return min(one, other, key=sum)
+class _Meetings:
+    """Where two texts have the same gram; both begin at ``base``, in their own tokens."""
+
+    def __init__(self, a: Grams, b: Grams, base: int) -> None:
+        self._a, self._b, self._base = a, b, base
+        self._ends_in_b, self._ends_in_a = _last_ends(a, b), _last_ends(b, a)
+
+    def next(self, start: int, other_start: int) -> tuple[int, int] | None:
+        """The first place from ``start`` on that is in the other text, or the other way round: the nearer one."""
+        at, other_at = start - self._base, other_start - self._base
+        in_b = self._ends_in_b[at:] > other_at
+        if not in_b.any():
+            return None
+        first = at + int(in_b.argmax())
+        second = other_at + int((self._ends_in_a[other_at:] > at).argmax())
+        one = (first, other_at + int((self._b[other_at:] == self._a[first]).argmax()))
+        other = (at + int((self._a[at:] == self._b[second]).argmax()), second)
+        nearer = min(one, other, key=sum)
+        return nearer[0] + self._base, nearer[1] + self._base
+
+
+def _last_ends(a: Grams, b: Grams) -> npt.NDArray[np.intp]:
+    """For each gram of ``a`` one more than its last place in ``b``; 0 if it is not there."""
+    if not len(b):
+        return np.zeros(len(a), np.intp)
+    order = np.argsort(b, kind="stable")
+    places = np.searchsorted(b[order], a, side="right")
+    last = order[np.maximum(places, 1) - 1]
+    ends: npt.NDArray[np.intp] = np.where(b[last] == a, last + 1, 0)
+    return ends

@@ -29,16 +29,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What lies between ``before`` and ``after``: runs of `GRAM` tokens that all of its requests have.
+    """What lies between ``before`` and the first of ``afters``: runs of `GRAM` tokens.
 
     A shorter ``before`` is the beginning of the prompt.
     """
 
     before: bytes
-    after: bytes
+    afters: tuple[bytes, ...]
 
     def locate(self, run: bytes) -> tuple[int, int] | None:
-        """The span of tokens between the two; None for a prompt that lacks one of them."""
+        """The span of tokens between them; None for a prompt that does not have both."""
         if len(self.before) < _BYTES:
             start = len(self.before) // TOKEN_BYTES if run.startswith(self.before) else None
         else:
@@ -46,8 +46,8 @@ class Site:
             start = found + GRAM if found is not None else None
         if start is None:
             return None
-        stop = find_run(run, self.after, start)
-        return (start, stop) if stop is not None else None
+        stops = [stop for after in self.afters if (stop := find_run(run, after, start)) is not None]
+        return (start, min(stops)) if stops else None
 
     def without(self, request: TraceRequest) -> TraceRequest:
         """The request with what lies there moved to the end of its prompt."""
@@ -72,14 +72,17 @@ def sites(trace: Trace, pairs: Iterable[Pair], least_tokens: int, most: int) -> 
     clusters: defaultdict[int, list[Pair]] = defaultdict(list)
     for pair in pairs:
         clusters[_anchor(trace, pair)].append(pair)
-    found: list[tuple[Site, list[Pair]]] = []
-    for cluster in sorted(clusters.values(), key=_weight, reverse=True):
-        if _weight(cluster) < least_tokens or len(found) == most:
-            break
+    found: dict[bytes, tuple[Site, list[Pair]]] = {}
+    for cluster in sorted(clusters.values(), key=_weight, reverse=True)[: 2 * most]:
         site = _site(trace, cluster)
-        if site is not None and not any(_overlap(trace, site, other, cluster) for other, _ in found):
-            found.append((site, cluster))
-    return found
+        if site is None:
+            continue
+        if site.before in found:  # one place, in front of several texts
+            known, others = found[site.before]
+            found[site.before] = (Site(site.before, (*known.afters, *site.afters)), others + cluster)
+        elif not any(_overlap(trace, site, other, cluster) for other, _ in found.values()):
+            found[site.before] = (site, cluster)
+    return [one for one in found.values() if _weight(one[1]) >= least_tokens][:most]
 
 
 def _weight(cluster: Sequence[Pair]) -> int:
@@ -89,8 +92,8 @@ def _weight(cluster: Sequence[Pair]) -> int:
 def _anchor(trace: Trace, pair: Pair) -> int:
     """What stands for the text behind a difference."""
     stop = pair.difference.stop
-    behind = tokens_of(trace.requests[pair.number].symbols)[stop : stop + min(pair.difference.run, _ANCHOR_WINDOW)]
-    return int(grams(behind).min())
+    tokens = tokens_of(trace.requests[pair.number].symbols)
+    return int(grams(tokens[stop : stop + min(pair.difference.run, _ANCHOR_WINDOW)]).min())
 
 
 def _site(trace: Trace, cluster: Sequence[Pair]) -> Site | None:
@@ -102,7 +105,7 @@ def _site(trace: Trace, cluster: Sequence[Pair]) -> Site | None:
     befores = [_before(trace, pair) for pair in sample]
     afters = [_after(trace, pair) for pair in sample]
     choices = [
-        Site(before, after)
+        Site(before, (after,))
         for before in dict.fromkeys([*_most_common(befores), _before(trace, first)])
         for after in _most_common(afters)
     ]
