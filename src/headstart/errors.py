@@ -12,6 +12,7 @@
     ├── RequestError             a request that cannot be served as asked; the caller can fix it
     ├── LogError                 a decision log that cannot be read
     │   └── TraceError               recorded traffic of any format
+    ├── LabError                 a replay that could not be finished
     ├── EventError               KV events that cannot be read
     ├── EngineError              the engine failed while serving
     │   └── EngineDeadError          its process is gone
@@ -112,6 +113,10 @@ class LogError(HeadstartError):
 
 class TraceError(LogError):
     """Recorded traffic that cannot be read: no such file, no known format, or a malformed line."""
+
+
+class LabError(HeadstartError):
+    """A replay that could not be finished."""
 
 
 class EventError(HeadstartError):

@@ -10,7 +10,9 @@ import typer
 from headstart.cli.bench import bench
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
+from headstart.cli.explain import explain
 from headstart.cli.pull import pull
+from headstart.cli.replay import replay
 from headstart.cli.serve import serve
 from headstart.cli.verdict import verdict
 from headstart.cli.verify_log import verify_log
@@ -41,7 +43,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, verify_log, verdict):
+for command in (serve, pull, demo, bench, replay, explain, verdict, verify_log):
     app.command(cls=Command)(command)
 
 

@@ -151,6 +151,8 @@ class ReplayReport:
     outcomes: list[Outcome]
     definitions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    num_skipped: int = 0
+    """Lines of the trace that could not be read."""
 
 
 def sum_misses(misses: Iterable[dict[MissReason, int]]) -> dict[MissReason, int]:

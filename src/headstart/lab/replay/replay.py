@@ -7,95 +7,130 @@ from time import perf_counter
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.cache.reasons import MissReason
-from headstart.errors import ConfigError
+from headstart.cache.tokens import TOKEN_BYTES
+from headstart.lab.replay.block_misses import BlockMisses
+from headstart.lab.replay.chains import Chains, computed_output, symbols_of
 from headstart.lab.replay.outcome import Outcome, Served, Setting
 from headstart.lab.traces.trace import Trace, TraceRequest
 
 
 def replay(
-    trace: Trace, setting: Setting, *, warmup: int = 0, progress: Callable[[int], None] | None = None
+    trace: Trace,
+    setting: Setting,
+    *,
+    warmup: int = 0,
+    progress: Callable[[int], None] | None = None,
+    chains: Chains | None = None,
 ) -> Outcome:
     """What the trace would have hit, each request computed and done before the next one comes.
 
-    The first ``warmup`` requests fill the cache and do not count.  ``progress`` is told how many requests
-    are done, now and then.  Raises ``ConfigError`` for a setting that the trace cannot be replayed with.
+    The first ``warmup`` requests fill the cache and do not count.  Where the trace has a request's answer, it
+    is cached too, as an engine would have it.  A request that needs more blocks than there are is refused.
+    ``progress`` is told how many requests are done, now and then.  ``chains`` are those of the setting's
+    block size, if somebody has made them.
+    Raises ``ConfigError`` for a setting that the trace cannot be replayed with.
     """
     started = perf_counter()
-    block_symbols = symbols_of(setting.block_size, trace)
-    manager = KVCacheManager(
-        CacheConfig(
-            num_blocks=setting.capacity_blocks or unbounded(trace, block_symbols),
-            block_size=block_symbols,
-            index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
-            policy=setting.policy,  # type: ignore[arg-type]
-            explain_misses=trace.tokens_per_symbol == 1,
-        )
-    )
+    cache = _Cache(trace, setting, chains)
     served, refused = [], 0
-    seen: set[int] = set()
     for number, request in enumerate(trace.requests):
-        one, fits = _serve(manager, number, request, trace, seen)
-        refused += not fits
+        num_hit, misses = cache.serve(number, request)
+        refused += num_hit is None
         if number >= warmup:
-            served.append(one)
+            reachable = cache.num_reachable(request)
+            served.append(Served(number, request.num_prompt_tokens, num_hit or 0, reachable, misses))
         if progress is not None and number % 256 == 0:
             progress(number)
-    return Outcome(setting, served, manager.num_evicted_blocks, 0, refused, perf_counter() - started)
+    return Outcome(setting, served, cache.num_evicted_blocks, 0, refused, perf_counter() - started)
 
 
-def _serve(
-    manager: KVCacheManager, number: int, recorded: TraceRequest, trace: Trace, seen: set[int]
-) -> tuple[Served, bool]:
-    request = CacheRequest(str(number), recorded.symbols, namespace=recorded.namespace)
-    manager.begin_step(recorded.arrival_s if recorded.arrival_s is not None else float(number))
-    hit = manager.get_computed_blocks(request)
-    fits = manager.allocate_slots(request, request.num_tokens - hit.num_tokens, hit) is not None
-    num_hit = hit.num_tokens * trace.tokens_per_symbol if fits else 0
-    num_tokens = recorded.num_prompt_tokens
-    misses = {}
-    if fits:
-        manager.commit_step()
-        if trace.tokens_per_symbol == 1:
-            misses = manager.explain_misses([request])[0].tokens
-        manager.free(request)
-    else:
-        manager.rollback_step()
-    if not misses:
-        misses = _misses_of_ids(request, num_tokens, num_hit, trace.tokens_per_symbol, seen)
-    reachable = (request.num_tokens - 1) * trace.tokens_per_symbol
-    return Served(number, num_tokens, num_hit, reachable, misses), fits
+class _Cache:
+    """A cache core of a setting, asked in the trace's symbols and answering in tokens."""
 
-
-def _misses_of_ids(
-    request: CacheRequest, num_tokens: int, num_hit: int, size: int, seen: set[int]
-) -> dict[MissReason, int]:
-    """Where an id stands for all that comes before it, a missing one was either evicted or never there.
-
-    The last id's block must be computed for its last token.
-    """
-    ids = request.token_ids()
-    known = [index for index in range(num_hit // size, len(ids) - 1) if ids[index] in seen]
-    seen.update(ids)
-    last = num_tokens - (len(ids) - 1) * size
-    evicted = len(known) * size
-    counts = {
-        MissReason.LAST_TOKEN: last,
-        MissReason.EVICTED: evicted,
-        MissReason.COLD: num_tokens - num_hit - last - evicted,
-    }
-    return {reason: count for reason, count in counts.items() if count}
-
-
-def symbols_of(block_size: int, trace: Trace) -> int:
-    """How many symbols a block has.  Raises ``ConfigError`` if they are no whole number."""
-    if block_size % trace.tokens_per_symbol:
-        raise ConfigError(
-            f"a trace whose hash ids stand for {trace.tokens_per_symbol} tokens each can be replayed with "
-            f"multiples of that block size alone, not with {block_size}"
+    def __init__(self, trace: Trace, setting: Setting, chains: Chains | None) -> None:
+        self._tokens_per_symbol = trace.tokens_per_symbol
+        self._block_symbols = symbols_of(setting.block_size, trace)
+        self._whole_blocks = setting.prefix_index == "hash"
+        self._block_misses: BlockMisses | None = None
+        if trace.tokens_per_symbol > 1:
+            chains = chains or Chains.of(trace, self._block_symbols)
+            self._block_misses = BlockMisses(trace, chains, whole_blocks=self._whole_blocks)
+        self._manager = KVCacheManager(
+            CacheConfig(
+                num_blocks=_num_blocks(trace, setting, self._block_symbols, chains),
+                block_size=self._block_symbols,
+                index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
+                policy=setting.policy,  # type: ignore[arg-type]
+                explain_misses=self._block_misses is None,
+            )
         )
-    return block_size // trace.tokens_per_symbol
+
+    def serve(self, number: int, recorded: TraceRequest) -> tuple[int | None, dict[MissReason, int]]:
+        """The tokens that hit, None for a request that does not fit, and why the others missed."""
+        manager = self._manager
+        request = CacheRequest(str(number), recorded.symbols, namespace=recorded.namespace)
+        manager.begin_step(recorded.arrival_s if recorded.arrival_s is not None else float(number))
+        hit = _admit(manager, request)
+        if hit is None:
+            return None, {MissReason.SKIPPED: recorded.num_prompt_tokens}
+        manager.commit_step()
+        num_hit = hit * self._tokens_per_symbol
+        if self._block_misses is not None:
+            misses = self._block_misses.of(number, num_hit)
+        else:
+            misses = manager.explain_misses([request])[0].tokens
+        _answer(manager, request, computed_output(recorded))
+        manager.free(request)
+        return num_hit, misses
+
+    def num_reachable(self, request: TraceRequest) -> int:
+        """The most tokens that could be a hit: what is before the last symbol, or its whole blocks."""
+        symbols = max(0, request.num_symbols - 1)
+        if self._whole_blocks:
+            symbols -= symbols % self._block_symbols
+        return symbols * self._tokens_per_symbol
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """So far."""
+        return self._manager.num_evicted_blocks
 
 
-def unbounded(trace: Trace, block_symbols: int) -> int:
-    """So many blocks that nothing is ever evicted."""
-    return sum(-(-request.num_symbols // block_symbols) for request in trace.requests) + 1
+def _admit(manager: KVCacheManager, request: CacheRequest) -> int | None:
+    """The symbols that hit, once the whole prompt has its blocks; None: it does not fit."""
+    hit = manager.get_computed_blocks(request)
+    attempts = [hit] if hit.copy is None else [hit, hit.without_copy()]  # keeping its source costs room
+    for attempt in attempts:
+        if manager.allocate_slots(request, request.num_tokens - attempt.num_tokens, attempt) is not None:
+            return attempt.num_tokens
+    manager.rollback_step()
+    return None
+
+
+def _answer(manager: KVCacheManager, request: CacheRequest, output: bytes) -> None:
+    """Let the request have generated ``output``, if that fits."""
+    if output:
+        num_new = len(output) // TOKEN_BYTES
+        request.tokens += output
+        if manager.allocate_slots(request, num_new) is not None:
+            manager.commit_step()
+
+
+def _num_blocks(trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> int:
+    """The capacity, or what is never filled if that is less: more blocks would take memory for nothing."""
+    capacity = setting.capacity_blocks
+    if capacity is not None and capacity <= sum(each.num_symbols for each in trace.requests) // block_symbols:
+        return capacity
+    enough = unbounded(trace, block_symbols, chains)
+    return enough if capacity is None else min(capacity, enough)
+
+
+def unbounded(trace: Trace, block_symbols: int, chains: Chains | None = None) -> int:
+    """So many blocks that nothing is ever evicted.
+
+    Beside the blocks that differ, each request may leave a last one that is partly filled, and one request
+    may hold blocks twice.
+    """
+    chains = chains or Chains.of(trace, block_symbols)
+    longest = max(map(len, chains.requests), default=0)
+    return chains.num_unique + len(trace.requests) + longest + 1

@@ -1,0 +1,220 @@
+"""``headstart replay``: what recorded traffic would hit, with another cache too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from headstart.cli.pull import fetch_progress
+from headstart.config import ModelConfig
+from headstart.errors import HeadstartError
+from headstart.lab.replay.capacity import Capacity
+from headstart.lab.replay.outcome import OPTIMAL
+from headstart.lab.replay.points import INDEXES, POLICIES, Axes, names
+from headstart.lab.replay.report import fields
+from headstart.lab.replay.run import block_sizes, run, warmup_requests
+from headstart.lab.replay.tables import print_report
+from headstart.lab.traces.read import read_traces
+from headstart.lab.traces.texts import PromptReader
+from headstart.lab.traces.trace import Trace, TraceFormat
+from headstart.model.source import resolve
+from headstart.model.spec import read_spec
+
+_TRACE, _CACHE, _LOAD, _OUTPUT = "Trace", "Cache", "Load", "Output"
+_BYTES_PER_ELEMENT = 2
+"""Of K and V: bfloat16 or float16, which engines keep."""
+
+
+def replay(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE…", help="Files of recorded traffic, gzip and zstd too; - is standard input."
+        ),
+    ],
+    format_: Annotated[
+        TraceFormat | None,
+        typer.Option(
+            "--format", help="What the files are.", show_default="told by their lines", rich_help_panel=_TRACE
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose tokenizer reads text, and whose KV size tells what bytes hold: a built-in name, a "
+            "directory, a GGUF file or a hub id.",
+            show_default="smollm2-135m, for text",
+            rich_help_panel=_TRACE,
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop at the first line that cannot be read, instead of counting it.",
+            rich_help_panel=_TRACE,
+        ),
+    ] = False,
+    warmup: Annotated[
+        str,
+        typer.Option(
+            help="Requests that fill the cache and do not count: a number, or a share (50%).",
+            rich_help_panel=_TRACE,
+        ),
+    ] = "0",
+    capacity: Annotated[
+        str,
+        typer.Option(
+            help="Several with commas: blocks (4096), tokens (2Mt), bytes (8GiB), a share of the trace's "
+            "unique blocks (10%), unbounded.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = "1%,2%,5%,10%,20%,50%",
+    block_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens in a block; several with commas.",
+            show_default="16, or that of the trace's hash ids",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    prefix_index: Annotated[
+        str, typer.Option(help=f"{', '.join(INDEXES)}, several with commas, or all.", rich_help_panel=_CACHE)
+    ] = "radix",
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Eviction policies: {', '.join(POLICIES)}, several with commas, or all.",
+            show_default="lru,optimal",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    kv_bytes_per_token: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of K and V per token, for capacities in bytes.",
+            show_default="that of --model in 16 bits",
+            min=1,
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(
+            help="Let so many requests overlap, as they came: running ones hold their blocks.",
+            show_default="one after the other",
+            min=1,
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="So many caches of that capacity, side by side.", min=1, rich_help_panel=_LOAD)
+    ] = 1,
+    routing: Annotated[
+        str,
+        typer.Option(
+            help="How they share the requests: random, round-robin, consistent-hash or prefix.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = "prefix",
+    jobs: Annotated[
+        int,
+        typer.Option(help="Replay so many settings at a time, in processes.", min=1, rich_help_panel=_LOAD),
+    ] = 1,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print everything as JSON, and nothing else.", rich_help_panel=_OUTPUT),
+    ] = False,
+) -> None:
+    """Replay recorded traffic through the cache core: what would it hit?
+
+    Each setting, of all combinations that are asked for, gets the whole trace,
+    without a model and without a GPU.  Reads traces of hash ids (Mooncake, Qwen's
+    Bailian), request logs of OpenAI-compatible servers, ShareGPT conversations and
+    token ids.
+
+    For example:
+
+        headstart replay trace.jsonl
+
+        headstart replay requests.jsonl --model ./my-model --capacity 4GiB,8GiB,16GiB
+
+        headstart replay trace.jsonl.gz --policy all --warmup 50% --jobs 4
+
+        headstart replay trace.jsonl --capacity 5%,10% --json > replay.json
+    """
+    console = Console(stderr=True)
+    try:
+        axes = Axes(
+            policies=names(policy or _policies(max_num_seqs, replicas), _possible(max_num_seqs, replicas)),
+            indexes=names(prefix_index, INDEXES),
+            capacities=Capacity.parse_list(capacity),
+            max_num_seqs=max_num_seqs,
+            replicas=replicas,
+            routing=routing,
+        )
+        trace = _read(traces, format_, model, console, strict=strict)
+        with _progress("replaying", console) as bar:
+            report = run(
+                trace,
+                axes,
+                block_sizes(block_size, trace),
+                warmup=warmup_requests(warmup, trace),
+                kv_bytes_per_token=kv_bytes_per_token or _kv_bytes(model),
+                jobs=jobs,
+                on_estimate=lambda expected: console.print(f"This will take {expected}."),
+                replayed=lambda points: _told(bar, len(points) * len(trace.requests)),
+            )
+    except HeadstartError as error:
+        typer.echo(f"headstart replay: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(fields(report), indent=2))
+    else:
+        print_report(report, Console(highlight=False))
+
+
+def _possible(max_num_seqs: int | None, replicas: int) -> list[str]:
+    """All policies; the optimum is defined for one cache and one request after the other."""
+    alone = max_num_seqs is None and replicas == 1
+    return [policy for policy in POLICIES if alone or policy != OPTIMAL]
+
+
+def _policies(max_num_seqs: int | None, replicas: int) -> str:
+    return ",".join(policy for policy in ("lru", OPTIMAL) if policy in _possible(max_num_seqs, replicas))
+
+
+def _read(
+    traces: list[str], format_: TraceFormat | None, model: str | None, console: Console, *, strict: bool
+) -> Trace:
+    def reader() -> PromptReader:
+        with fetch_progress() as progress:
+            return PromptReader.from_model(model or ModelConfig().model, progress)
+
+    with _progress("reading", console) as bar:
+        sizes = [Path(path).stat().st_size for path in traces if Path(path).is_file()]
+        told = _told(bar, sum(sizes) if len(sizes) == len(traces) else None)
+        return read_traces(traces, format=format_, reader=reader, strict=strict, progress=told)
+
+
+def _kv_bytes(model: str | None) -> int | None:
+    if model is None:
+        return None
+    with fetch_progress() as progress:
+        return read_spec(resolve(model, progress=progress)).kv_bytes_per_token(_BYTES_PER_ELEMENT)
+
+
+def _progress(description: str, console: Console) -> Progress:
+    columns = (TextColumn(description), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _told(bar: Progress, total: int | None) -> Callable[[int], None]:
+    task = bar.add_task("", total=total)
+    return lambda done: bar.update(task, completed=done)

@@ -1,0 +1,163 @@
+"""A replay's report: what it counts, in sentences, and all of it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, Rates, ReplayReport
+from headstart.lab.traces.trace import Trace
+
+_RATES = (
+    "Token rate: hit tokens of all prompt tokens, as vLLM counts.",
+    (
+        "Full hits: the share of requests of which all was cached but what must be computed: the last token, "
+        "or with whole blocks what is behind the last block boundary before it. They predict first-token "
+        "times."
+    ),
+    "Any hit: the share of requests with any hit at all, which flatters.",
+    "Block rate: hit blocks of all whole blocks of the prompts; partly filled last blocks are left out.",
+    "A prompt's last token never counts as a hit: it must be computed for its logits.",
+)
+_BOUNDS = (
+    (
+        "N: the whole blocks of all prompts, warm-up included. U: those that differ, each taken with all "
+        "that precedes it in its namespace. (N - U)/N: the block rate over the whole trace that no cache can "
+        "beat, since each block must be computed once. U/C: unique blocks over capacity; below 1 hardly "
+        "anything need be evicted."
+    ),
+    "Unbounded: a cache that never evicts, in whole blocks, over the requests that count.",
+)
+
+
+def report_on(
+    trace: Trace, outcomes: Sequence[Outcome], bounds: dict[int, Bounds], *, warmup: int
+) -> ReplayReport:
+    """The report, with its definitions and notes.  ``bounds`` are by block size."""
+    return ReplayReport(
+        trace_name=trace.name,
+        trace_format=trace.format,
+        tokens_per_symbol=trace.tokens_per_symbol,
+        num_requests=len(trace.requests),
+        num_warmup=warmup,
+        bounds=bounds,
+        outcomes=list(outcomes),
+        definitions=definitions(trace, outcomes, warmup),
+        notes=notes(trace, outcomes),
+        num_skipped=len(trace.skipped),
+    )
+
+
+def definitions(trace: Trace, outcomes: Sequence[Outcome], warmup: int) -> list[str]:
+    """What the rates mean, and what is left out, as sentences."""
+    counted = len(trace.requests) - warmup
+    if warmup:
+        start = (
+            f"The first {warmup:,} requests fill the cache and are not counted: the rates are of the last "
+        )
+        start += f"{counted:,}, on a warm cache."
+    else:
+        start = f"All {counted:,} requests count, from an empty cache on: the cold start is in."
+    sentences = [*_RATES, start, *_BOUNDS]
+    if any(one.setting.policy == OPTIMAL for one in outcomes):
+        sentences.append(
+            "optimal: evicts what is used again last, knowing the future; no policy hits more whole "
+            "blocks over the whole trace, warm-up included. Of its misses, what fills no whole block "
+            "counts as cold."
+        )
+    if all(one.setting.max_num_seqs is None for one in outcomes):
+        sentences.append(
+            "Each request is computed and done before the next one comes: none waits, none overlaps."
+        )
+    return sentences
+
+
+def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
+    """What is particular to this trace and these settings, as sentences."""
+    found = list(trace.notes)
+    size = trace.tokens_per_symbol
+    if size > 1:
+        found.append(
+            f"This is a block view: the trace has hash ids, each for a block of {size:,} tokens and all "
+            f"before it. Only multiples of {size:,} tokens can be replayed, and a prompt's last block "
+            "counts as computed, for its last token. It takes a block of the cache, though it may be "
+            "partly filled."
+        )
+    elif any(request.output for request in trace.requests):
+        found.append("Answers that the trace has are cached behind their prompts, as an engine does.")
+    else:
+        found.append("The trace has no answers: what an engine would cache of them is missing here.")
+    radix = any(one.setting.prefix_index == "radix" for one in outcomes)
+    if size == 1 and radix and any(one.setting.policy == OPTIMAL for one in outcomes):
+        found.append(
+            "The radix index also hits parts of blocks, which the optimum of whole blocks does not count: "
+            "its token rate may be the higher one."
+        )
+    refused = sorted({(one.setting.capacity_blocks or 0, one.refused) for one in outcomes if one.refused})
+    found += [
+        f"{count:,} requests need more than {capacity:,} blocks and are refused: they miss, as skipped."
+        for capacity, count in refused
+    ]
+    if trace.skipped:
+        shown = "; ".join(map(str, trace.skipped[:3]))
+        more = len(trace.skipped) - 3
+        found.append(
+            f"{len(trace.skipped):,} lines could not be read and are left out: {shown}"
+            + (f"; and {more:,} more" if more > 0 else "")
+        )
+    return found
+
+
+def fields(report: ReplayReport) -> dict[str, Any]:
+    """The report in JSON's types.  Rates are from 0 to 1; counts of misses are tokens."""
+    return {
+        "trace": report.trace_name,
+        "format": str(report.trace_format),
+        "tokens_per_symbol": report.tokens_per_symbol,
+        "num_requests": report.num_requests,
+        "num_warmup_requests": report.num_warmup,
+        "num_skipped_lines": report.num_skipped,
+        "definitions": report.definitions,
+        "notes": report.notes,
+        "bounds": [_bounds_fields(each) for each in report.bounds.values()],
+        "rows": [_row(each, report.bounds[each.setting.block_size]) for each in report.outcomes],
+    }
+
+
+def _bounds_fields(bounds: Bounds) -> dict[str, Any]:
+    return {
+        "block_size": bounds.block_size,
+        "num_blocks": bounds.num_blocks,
+        "num_unique_blocks": bounds.num_unique_blocks,
+        "reuse_bound": bounds.reuse_bound,
+        "unbounded": _rates_fields(bounds.unbounded),
+    }
+
+
+def _row(outcome: Outcome, bounds: Bounds) -> dict[str, Any]:
+    setting = outcome.setting
+    capacity = setting.capacity_blocks
+    return {
+        "policy": setting.policy,
+        "prefix_index": setting.prefix_index,
+        "block_size": setting.block_size,
+        "capacity_blocks": capacity,
+        "capacity_share_of_unique": capacity / bounds.num_unique_blocks
+        if capacity is not None and bounds.num_unique_blocks
+        else None,
+        "unique_over_capacity": None if capacity is None else bounds.pressure(capacity),
+        "max_num_seqs": setting.max_num_seqs,
+        "replicas": setting.replicas,
+        "routing": setting.routing if setting.replicas > 1 else None,
+        **_rates_fields(outcome.rates),
+        "misses": {str(reason): count for reason, count in outcome.misses.items()},
+        "num_evicted_blocks": outcome.num_evicted_blocks,
+        "num_preemptions": outcome.num_preemptions,
+        "num_refused_requests": outcome.refused,
+        "seconds": outcome.seconds,
+    }
+
+
+def _rates_fields(rates: Rates) -> dict[str, Any]:
+    return asdict(rates)
