@@ -13,6 +13,7 @@
     ├── LogError                 a decision log that cannot be read
     │   └── TraceError               recorded traffic of any format
     ├── LabError                 a replay that could not be finished
+    ├── LintError                what is to be checked is neither a request's body nor a template
     ├── EventError               KV events that cannot be read
     ├── EngineError              the engine failed while serving
     │   └── EngineDeadError          its process is gone
@@ -117,6 +118,10 @@ class TraceError(LogError):
 
 class LabError(HeadstartError):
     """A replay that could not be finished."""
+
+
+class LintError(HeadstartError):
+    """A file to check that is neither a request's body nor a prompt's template."""
 
 
 class EventError(HeadstartError):

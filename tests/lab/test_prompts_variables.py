@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from headstart.lab.explain.finding import FindingKind
@@ -121,7 +123,7 @@ def test_several_are_in_order_and_apart() -> None:
         FindingKind.REQUEST_ID,
         FindingKind.COUNTER,
     ]
-    assert all(a.end <= b.start for a, b in zip(found, found[1:], strict=False))
+    assert all(a.end <= b.start for a, b in pairwise(found))
 
 
 def test_a_bare_day_may_be_history_and_a_labelled_one_is_not() -> None:

@@ -11,6 +11,7 @@ from headstart.cli.bench import bench
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
 from headstart.cli.explain import explain
+from headstart.cli.lint import lint
 from headstart.cli.pull import pull
 from headstart.cli.replay import replay
 from headstart.cli.serve import serve
@@ -43,7 +44,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, replay, explain, verdict, verify_log):
+for command in (serve, pull, demo, bench, replay, explain, lint, verdict, verify_log):
     app.command(cls=Command)(command)
 
 
