@@ -36,6 +36,17 @@ def test_encode_is_the_librarys(family: Any, text: str) -> None:
     assert family.ours.encode(text) == family.library.encode(text).ids
 
 
+@given(texts=st.lists(st.text()), special=st.booleans())
+def test_many_texts_at_once_are_as_each_alone(family: Any, texts: list[str], *, special: bool) -> None:
+    alone = [family.ours.encode(text, add_special_tokens=special) for text in texts]
+    assert family.ours.encode_all(texts, add_special_tokens=special) == alone
+
+
+def test_one_bad_text_of_many_is_an_error(families: Any) -> None:
+    with pytest.raises(RequestError, match="character 1 is half a surrogate pair"):
+        families["byte_level"].ours.encode_all(["good", "b\ud800d"])
+
+
 @given(text=st.text())
 def test_a_byte_level_text_comes_back_unchanged(families: Any, text: str) -> None:
     tokenizer = families["byte_level"].ours

@@ -49,6 +49,8 @@ class Served(NamedTuple):
     """The most that could have been a hit: all but what must be computed."""
     misses: dict[MissReason, int]
     replica: int = 0
+    first_token_s: float | None = None
+    """From arrival to the first token, where time is simulated."""
 
     @property
     def is_full_hit(self) -> bool:
@@ -112,6 +114,12 @@ class Outcome:
     def misses(self) -> dict[MissReason, int]:
         """Missed tokens by reason, where there are any, in the order of the reasons."""
         return sum_misses(one.misses for one in self.served)
+
+    @property
+    def mean_first_token_s(self) -> float | None:
+        """Simulated seconds to the first token, over the requests that had one; None where time is not."""
+        times = [one.first_token_s for one in self.served if one.first_token_s is not None]
+        return sum(times) / len(times) if times else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def replay(
         num_hit, misses = cache.serve(number, request)
         refused += num_hit is None
         if number >= warmup:
-            reachable = cache.num_reachable(request)
+            reachable = num_reachable_tokens(request, trace, setting)
             served.append(Served(number, request.num_prompt_tokens, num_hit or 0, reachable, misses))
         if progress is not None and number % 256 == 0:
             progress(number)
@@ -50,14 +50,13 @@ class _Cache:
     def __init__(self, trace: Trace, setting: Setting, chains: Chains | None) -> None:
         self._tokens_per_symbol = trace.tokens_per_symbol
         self._block_symbols = symbols_of(setting.block_size, trace)
-        self._whole_blocks = setting.prefix_index == "hash"
         self._block_misses: BlockMisses | None = None
         if trace.tokens_per_symbol > 1:
             chains = chains or Chains.of(trace, self._block_symbols)
-            self._block_misses = BlockMisses(trace, chains, whole_blocks=self._whole_blocks)
+            self._block_misses = BlockMisses(trace, chains, whole_blocks=setting.prefix_index == "hash")
         self._manager = KVCacheManager(
             CacheConfig(
-                num_blocks=_num_blocks(trace, setting, self._block_symbols, chains),
+                num_blocks=num_blocks_of(trace, setting, self._block_symbols, chains),
                 block_size=self._block_symbols,
                 index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
                 policy=setting.policy,  # type: ignore[arg-type]
@@ -83,17 +82,18 @@ class _Cache:
         manager.free(request)
         return num_hit, misses
 
-    def num_reachable(self, request: TraceRequest) -> int:
-        """The most tokens that could be a hit: what is before the last symbol, or its whole blocks."""
-        symbols = max(0, request.num_symbols - 1)
-        if self._whole_blocks:
-            symbols -= symbols % self._block_symbols
-        return symbols * self._tokens_per_symbol
-
     @property
     def num_evicted_blocks(self) -> int:
         """So far."""
         return self._manager.num_evicted_blocks
+
+
+def num_reachable_tokens(request: TraceRequest, trace: Trace, setting: Setting) -> int:
+    """The most tokens that could be a hit: what is before the last symbol, or its whole blocks."""
+    symbols = max(0, request.num_symbols - 1)
+    if setting.prefix_index == "hash":
+        symbols -= symbols % symbols_of(setting.block_size, trace)
+    return symbols * trace.tokens_per_symbol
 
 
 def _admit(manager: KVCacheManager, request: CacheRequest) -> int | None:
@@ -116,7 +116,7 @@ def _answer(manager: KVCacheManager, request: CacheRequest, output: bytes) -> No
             manager.commit_step()
 
 
-def _num_blocks(trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> int:
+def num_blocks_of(trace: Trace, setting: Setting, block_symbols: int, chains: Chains | None) -> int:
     """The capacity, or what is never filled if that is less: more blocks would take memory for nothing."""
     capacity = setting.capacity_blocks
     if capacity is not None and capacity <= sum(each.num_symbols for each in trace.requests) // block_symbols:

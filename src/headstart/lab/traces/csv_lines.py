@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from headstart.errors import TraceError
 from headstart.lab.traces.draft import Draft
-from headstart.lab.traces.faults import Faults
 from headstart.lab.traces.fields import text_of
-from headstart.lab.traces.records import Record
+from headstart.lab.traces.source import Source
 from headstart.lab.traces.times import time_of
 from headstart.lab.traces.trace import TraceFormat
 
@@ -36,34 +35,40 @@ COLUMNS: Mapping[TraceFormat, Columns] = {
 
 
 def header_of(line: bytes) -> list[str]:
-    """The names of a CSV's columns, in lower case."""
-    [names] = csv.reader([line.decode("utf-8", "replace")])
+    """The names of a CSV's columns, in lower case; none if it is no line of one."""
+    try:
+        [names] = csv.reader([line.decode("utf-8", "replace")])
+    except csv.Error:
+        return []
     return [name.strip().lower() for name in names]
 
 
-def read_csv(records: Iterable[Record], file: str, faults: Faults, columns: Columns) -> Iterator[Draft]:
+def read_csv(source: Source, columns: Columns) -> Iterator[Draft]:
     """The requests of a file, without symbols.  Raises ``TraceError`` without a header of these columns."""
-    lines = iter(records)
+    lines = iter(source.records)
     first = next(lines, None)
     header = header_of(first.data) if first is not None else []
     if not columns.are_in(header):
         wanted = f"{columns.time}, {columns.prompt} and {columns.output}"
-        raise TraceError(f"{file} must begin with a header that has the columns {wanted}")
+        raise TraceError(f"{source.file} must begin with a header that has the columns {wanted}")
     for line, data in lines:
         try:
-            [values] = csv.reader([data.decode()])
+            [values] = csv.reader([data.decode()], strict=True)
             if len(values) != len(header):
                 raise ValueError(f"it has {len(values)} values for {len(header)} columns")
             yield _draft(line, dict(zip(header, values, strict=True)), columns)
         except (ValueError, csv.Error) as error:
-            faults.add(file, line, str(error))
+            source.skip(line, str(error))
 
 
 def _draft(line: int, row: Mapping[str, str], columns: Columns) -> Draft:
+    num_prompt_tokens = _number(row, columns.prompt)
+    if not num_prompt_tokens:
+        raise ValueError("a prompt has at least one token")
     return Draft(
         line,
         b"",
-        _number(row, columns.prompt),
+        num_prompt_tokens,
         time=time_of(row[columns.time]),
         num_output_tokens=_number(row, columns.output),
         model=text_of(row.get(columns.model)) if columns.model else None,

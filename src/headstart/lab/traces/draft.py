@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from headstart.lab.traces.trace import TraceFormat
 
 
 @dataclass(slots=True)
@@ -31,7 +33,9 @@ class Draft:
 
 @dataclass(slots=True)
 class Part:
-    """One file's requests, in the order of its lines."""
+    """One file's requests, in the order of its lines; ``seconds`` is one unit of their times."""
 
     file: str
-    drafts: list[Draft] = field(default_factory=list)
+    format: TraceFormat
+    drafts: list[Draft]
+    seconds: float = 1.0

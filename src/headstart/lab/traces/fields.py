@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from headstart.cache import Namespace
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A number of tokens."""
 
 
 def first_of(names: Sequence[str], *mappings: Mapping[str, Any]) -> Any:

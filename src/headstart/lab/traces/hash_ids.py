@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from headstart.errors import TraceError
 from headstart.lab.traces.draft import Draft, Part
 from headstart.lab.traces.faults import Faults
-from headstart.lab.traces.fields import told
-from headstart.lab.traces.records import Record
+from headstart.lab.traces.fields import Count, told
+from headstart.lab.traces.source import Source
 
 _ID_BYTES = 8
 _BLOCK_SIZES = [1 << power for power in range(17)]
@@ -25,26 +25,26 @@ class _Row(msgspec.Struct):
 
     hash_ids: list[int]
     input_length: int
-    output_length: int | None = None
+    output_length: Count | None = None
     timestamp: float | None = None
     session_id: str | int | None = None
     chat_id: int | str | None = None
     parent_chat_id: int | str | None = None
 
 
-def read_hash_ids(records: Iterable[Record], file: str, faults: Faults) -> Iterator[Draft]:
+def read_hash_ids(source: Source) -> Iterator[Draft]:
     """The requests of a file; their ``symbols`` are the ids still, see `settle`."""
     decode = msgspec.json.Decoder(_Row).decode
     roots: dict[int | str, str] = {}
-    for line, data in records:
+    for line, data in source.records:
         try:
             row = decode(data)
             ids = _packed(row.hash_ids)
         except (msgspec.DecodeError, RecursionError, OverflowError) as error:
-            faults.add(file, line, told(error))
+            source.skip(line, told(error))
             continue
         if row.input_length < 1:
-            faults.add(file, line, f"input_length is {row.input_length}, and a prompt has tokens")
+            source.skip(line, f"input_length is {row.input_length}, and a prompt has tokens")
             continue
         yield Draft(
             line,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from headstart.errors import RequestError
 from headstart.lab.traces.draft import Draft
-from headstart.lab.traces.faults import Faults
 from headstart.lab.traces.fields import count_of, first_of, salt_of, text_of, told
-from headstart.lab.traces.records import Record
-from headstart.lab.traces.texts import PromptReader
+from headstart.lab.traces.source import Source
 from headstart.lab.traces.times import time_of
 from headstart.lab.traces.tokenising import Pending, tokenised
 
@@ -30,22 +29,20 @@ _PARAMETERS = ("model_parameters", "optional_params")
 _ANSWERS = ("response", "response_body", "output", "completion")
 
 
-def read_openai(
-    records: Iterable[Record], file: str, faults: Faults, reader: Callable[[], PromptReader]
-) -> Iterator[Draft]:
-    """The requests of a file.  ``reader`` is asked for only if there is text."""
-    return tokenised(_pending(records, file, faults), file, faults, reader)
+def read_openai(source: Source) -> Iterator[Draft]:
+    """The requests of a file."""
+    return tokenised(_pending(source), source)
 
 
-def _pending(records: Iterable[Record], file: str, faults: Faults) -> Iterator[Pending]:
+def _pending(source: Source) -> Iterator[Pending]:
     decode = msgspec.json.Decoder().decode
-    for line, data in records:
+    for line, data in source.records:
         try:
             found = list(_requests(line, decode(data)))
         except (msgspec.DecodeError, RecursionError) as error:
-            faults.add(file, line, told(error))
+            source.skip(line, told(error))
         except (ValueError, RequestError) as error:
-            faults.add(file, line, str(error))
+            source.skip(line, str(error))
         else:
             yield from found
 
@@ -55,24 +52,27 @@ def _requests(line: int, record: Any) -> Iterator[Pending]:
     if layers is None:
         raise ValueError("there is no request with messages or a prompt in it")
     outward = layers[::-1]
+    draft = Draft(
+        line,
+        b"",
+        0,
+        time=time_of(first_of(_TIMES, *layers)),
+        salt=salt_of(first_of(["cache_salt"], *outward)),
+        model=text_of(first_of(["model"], *outward)),
+        session=text_of(first_of(_SESSIONS, *layers)),
+        body=_whole(layers),
+    )
+    prompts = _prompts(draft.body or {})
+    if prompts is not None:  # what was answered and counted is of all of them together
+        for prompt in prompts:
+            yield Pending(replace(draft, body={**(draft.body or {}), "prompt": prompt}))
+        return
     answer = _answer(layers)
     usage = first_of(["usage"], answer, *layers)
     counted: Mapping[str, Any] = usage if isinstance(usage, Mapping) else {}
-    text = _text(answer)
-    for body in _single(_whole(layers)):
-        draft = Draft(
-            line,
-            b"",
-            0,
-            time=time_of(first_of(_TIMES, *layers)),
-            num_output_tokens=count_of(first_of(_OUTPUT_COUNTS, counted, *layers)),
-            salt=salt_of(first_of(["cache_salt"], *outward)),
-            model=text_of(first_of(["model"], *outward)),
-            session=text_of(first_of(_SESSIONS, *layers)),
-            body=body,
-            num_counted_tokens=count_of(first_of(_PROMPT_COUNTS, counted, *layers)),
-        )
-        yield Pending(draft, text)
+    draft.num_output_tokens = count_of(first_of(_OUTPUT_COUNTS, counted, *layers))
+    draft.num_counted_tokens = count_of(first_of(_PROMPT_COUNTS, counted, *layers))
+    yield Pending(draft, _text(answer))
 
 
 def _layers(record: Any, depth: int = 0) -> list[Mapping[str, Any]] | None:
@@ -97,7 +97,11 @@ def _whole(layers: list[Mapping[str, Any]]) -> Mapping[str, Any]:
     if messages is None:
         return {name: value for name, value in body.items() if name != "messages"}
     if isinstance(messages, str):
-        body = {**body, "messages": msgspec.json.decode(messages)}
+        messages = msgspec.json.decode(messages)
+    if isinstance(messages, list) and isinstance(body.get("system"), str | list):  # as Anthropic's bodies
+        messages = [{"role": "system", "content": body["system"]}, *messages]
+    if messages is not body["messages"]:
+        body = {**body, "messages": messages}
     if body.get("tools") is None:
         parameters = first_of(_PARAMETERS, *layers)
         tools = parameters.get("tools") if isinstance(parameters, Mapping) else None
@@ -106,17 +110,12 @@ def _whole(layers: list[Mapping[str, Any]]) -> Mapping[str, Any]:
     return body
 
 
-def _single(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A completion's list of prompts is as many requests."""
+def _prompts(body: Mapping[str, Any]) -> list[Any] | None:
+    """The prompts of a completion that has several, each of which is a request; None for one."""
     prompts = body.get("prompt")
-    if "messages" not in body and isinstance(prompts, list):
-        if not prompts:
-            raise ValueError("the prompt has no tokens")
-        if not isinstance(prompts[0], int):
-            for prompt in prompts:
-                yield {**body, "prompt": prompt}
-            return
-    yield body
+    if "messages" in body or not isinstance(prompts, list) or not prompts or isinstance(prompts[0], int):
+        return None
+    return prompts
 
 
 def _answer(layers: list[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -18,7 +18,8 @@ _LONGEST_LINE = 1 << 26  # as in a decision log: more than any prompt has tokens
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n\x00"  # NULs are what a crash leaves at a file's end
 _GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_MAGIC = (b"\x28\xb5\x2f\xfd", *(bytes([nibble]) + b"\x2a\x4d\x18" for nibble in range(0x50, 0x60)))
+"""Of a frame, and of those that say nothing, which tools for many cores begin with."""
 
 
 class Record(NamedTuple):
@@ -32,13 +33,20 @@ class TraceFile:
     """An open file of recorded traffic, under the name that messages give it.
 
     gzip and zstd are known by their first bytes and unpacked, of several members or frames too.
-    ``progress`` is told how many bytes were read, as they lie on the disk.
+    ``progress`` is told how many bytes were read, as they lie on the disk, and counts on from those of
+    other files that were ``already_read``.
     """
 
-    def __init__(self, file: BinaryIO, name: str, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        name: str,
+        progress: Callable[[int], None] | None = None,
+        already_read: int = 0,
+    ) -> None:
         self.name = name
-        self.num_read = 0
-        """Bytes read so far."""
+        self.num_read = already_read
+        """Bytes read so far, of this file and those before it."""
         self._file = file
         self._progress = progress
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from headstart.lab.traces.draft import Draft
-from headstart.lab.traces.faults import Faults
 from headstart.lab.traces.fields import told
-from headstart.lab.traces.records import Record
-from headstart.lab.traces.texts import PromptReader
+from headstart.lab.traces.source import Source
 from headstart.lab.traces.tokenising import Pending, tokenised
 
 _ROLES = {
@@ -47,22 +45,20 @@ class _Conversation(msgspec.Struct):
     conversation_id: str | int | None = None
 
 
-def read_sharegpt(
-    records: Iterable[Record], file: str, faults: Faults, reader: Callable[[], PromptReader]
-) -> Iterator[Draft]:
+def read_sharegpt(source: Source) -> Iterator[Draft]:
     """The requests of a file, one conversation after the other; nothing tells their times."""
-    return tokenised(_pending(records, file, faults), file, faults, reader)
+    return tokenised(_pending(source), source)
 
 
-def _pending(records: Iterable[Record], file: str, faults: Faults) -> Iterator[Pending]:
+def _pending(source: Source) -> Iterator[Pending]:
     decode = msgspec.json.Decoder(_Conversation).decode
-    for line, data in records:
+    for line, data in source.records:
         try:
             turns = list(_turns(line, decode(data)))
         except (msgspec.DecodeError, RecursionError) as error:
-            faults.add(file, line, told(error))
+            source.skip(line, told(error))
         except ValueError as error:
-            faults.add(file, line, str(error))
+            source.skip(line, str(error))
         else:
             yield from turns
 

@@ -46,6 +46,8 @@ class PromptReader:
         if tools is not None and not isinstance(tools, list):
             raise RequestError("tools must be a list", param="tools")
         variables = body.get("chat_template_kwargs") or {}
+        if not isinstance(variables, Mapping):
+            raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs")
         return self._template.render(
             [_as_system(message) for message in messages],
             add_generation_prompt=body.get("add_generation_prompt") is not False,
@@ -71,8 +73,10 @@ class PromptReader:
 
 _RESERVED = {"self", "messages", "tools", "add_generation_prompt"}
 _CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] or '' }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 

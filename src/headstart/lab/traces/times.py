@@ -62,23 +62,26 @@ def seconds_per_unit(times: Sequence[float]) -> float:
     return 1.0
 
 
-def align(parts: Sequence[Part]) -> list[bool]:
-    """Put the files' times, in seconds, on one clock; for each file, whether its clock started over.
+def align(parts: Sequence[Part], seconds: float | None = None) -> list[bool]:
+    """Put the files' times on one clock, in seconds; for each file, whether its clock started over.
 
-    Times since 1970 stay as they are: such files may be one system's, side by side.  A clock that began at 0
-    goes on where the file before ended, or it started over: then the file's requests come after all before.
+    ``seconds`` is one unit of the times, else they tell it.  Times since 1970 are one clock: such files may
+    be of servers side by side.  A clock that began with its trace goes on where the file before ended, or it
+    started over: then the file's requests come after all before.
     """
     started_over = []
     end: float | None = None
     for part in parts:
         times = [draft.time for draft in part.drafts if draft.time is not None]
-        begin = min(times, default=0.0)
-        is_over = bool(times) and end is not None and begin < end and max(times) < _LONG_AGO
-        if is_over and end is not None:
-            for draft in part.drafts:
-                if draft.time is not None:
-                    draft.time += end - begin
-            times = [time + end - begin for time in times]
-        started_over.append(is_over)
-        end = max([*times, end] if end is not None else times, default=None)
+        part.seconds = seconds if seconds is not None else seconds_per_unit(times)
+        begin = min(times, default=0.0) * part.seconds
+        latest = max(times, default=0.0) * part.seconds
+        shift = end - begin if times and end is not None and begin < end and latest < _LONG_AGO else None
+        for draft in part.drafts:
+            if draft.time is not None:
+                draft.time = draft.time * part.seconds + (shift or 0.0)
+        if times:
+            latest += shift or 0.0
+            end = latest if end is None else max(end, latest)
+        started_over.append(shift is not None)
     return started_over

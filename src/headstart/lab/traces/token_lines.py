@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 
 from headstart.cache.tokens import run_of
+from headstart.errors import RequestError
 from headstart.lab.traces.draft import Draft
-from headstart.lab.traces.faults import Faults
-from headstart.lab.traces.fields import text_of, told
-from headstart.lab.traces.records import Record
+from headstart.lab.traces.fields import Count, salt_of, text_of, told
+from headstart.lab.traces.source import Source
 from headstart.lab.traces.times import time_of
 
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]]
@@ -24,7 +24,7 @@ class _Row(msgspec.Struct):
     prompt_token_ids: _TokenIds | None = None
     tokens: _TokenIds | None = None
     output_token_ids: _TokenIds | None = None
-    num_output_tokens: int | None = None
+    num_output_tokens: Count | None = None
     timestamp: float | str | None = None
     cache_salt: str | None = None
     model: str | None = None
@@ -32,18 +32,18 @@ class _Row(msgspec.Struct):
     session_id: str | int | None = None
 
 
-def read_tokens(records: Iterable[Record], file: str, faults: Faults) -> Iterator[Draft]:
+def read_tokens(source: Source) -> Iterator[Draft]:
     """The requests of a file."""
     decode = msgspec.json.Decoder(_Row).decode
     decode_bare = msgspec.json.Decoder(_TokenIds).decode
-    for line, data in records:
+    for line, data in source.records:
         try:
             row = _Row(decode_bare(data)) if data.startswith(b"[") else decode(data)
             yield _draft(line, row)
         except (msgspec.DecodeError, RecursionError) as error:
-            faults.add(file, line, told(error))
-        except ValueError as error:
-            faults.add(file, line, str(error))
+            source.skip(line, told(error))
+        except (ValueError, RequestError) as error:
+            source.skip(line, str(error))
 
 
 def _draft(line: int, row: _Row) -> Draft:
@@ -61,7 +61,7 @@ def _draft(line: int, row: _Row) -> Draft:
         time=time_of(row.timestamp),
         num_output_tokens=row.num_output_tokens if output is None else len(output),
         output=None if output is None else bytes(run_of(output)),
-        salt=row.cache_salt,
+        salt=salt_of(row.cache_salt),
         model=row.model,
         session=text_of(row.session if row.session is not None else row.session_id),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headstart.cache.tokens import TOKEN_BYTES, run_of
 from headstart.errors import RequestError
 from headstart.lab.traces.draft import Draft
-from headstart.lab.traces.faults import Faults
+from headstart.lab.traces.source import Source
 from headstart.lab.traces.texts import PromptReader
 
 _BATCH = 1 << 20  # characters: enough that all cores have something to do, and soon forgotten
@@ -27,10 +27,8 @@ class Pending:
     prompt: str | None = None
 
 
-def tokenised(
-    pending: Iterable[Pending], file: str, faults: Faults, reader: Callable[[], PromptReader]
-) -> Iterator[Draft]:
-    """The drafts with their symbols, in the same order; ``reader`` is asked for only if there is text.
+def tokenised(pending: Iterable[Pending], source: Source) -> Iterator[Draft]:
+    """The drafts with their symbols, in the same order.
 
     A body that makes no prompt is a fault of its line.
     """
@@ -38,16 +36,16 @@ def tokenised(
     num_characters = 0
     for one in pending:
         try:
-            _find_prompt(one, reader)
+            _find_prompt(one, source.reader)
         except RequestError as error:
-            faults.add(file, one.draft.line, str(error))
+            source.skip(one.draft.line, str(error))
             continue
         batch.append(one)
         num_characters += len(one.prompt or "") + len(one.answer or "") + one.draft.num_prompt_tokens
         if num_characters >= _BATCH:
-            yield from _encoded(batch, file, faults, reader)
+            yield from _encoded(batch, source)
             batch, num_characters = [], 0
-    yield from _encoded(batch, file, faults, reader)
+    yield from _encoded(batch, source)
 
 
 def _find_prompt(one: Pending, reader: Callable[[], PromptReader]) -> None:
@@ -59,19 +57,17 @@ def _find_prompt(one: Pending, reader: Callable[[], PromptReader]) -> None:
         one.prompt = reader().body_text(body)
 
 
-def _encoded(
-    batch: list[Pending], file: str, faults: Faults, reader: Callable[[], PromptReader]
-) -> Iterator[Draft]:
+def _encoded(batch: list[Pending], source: Source) -> Iterator[Draft]:
     # A template writes the special tokens itself; in a plain prompt the tokenizer does.
     prompts = [one for one in batch if one.prompt is not None]
     for special in (False, True):
         group = [one for one in prompts if ("messages" not in (one.draft.body or {})) == special]
         texts = [one.prompt or "" for one in group]
-        for one, tokens in zip(group, _tokens(texts, reader, special=special), strict=True):
+        for one, tokens in zip(group, _tokens(texts, source.reader, special=special), strict=True):
             _set_prompt(one.draft, tokens)
     answered = [one for one in batch if one.answer is not None]
     answers = [one.answer or "" for one in answered]
-    for one, tokens in zip(answered, _tokens(answers, reader, special=False), strict=True):
+    for one, tokens in zip(answered, _tokens(answers, source.reader, special=False), strict=True):
         one.draft.output = bytes(run_of(tokens))
         if one.draft.num_output_tokens is None:
             one.draft.num_output_tokens = len(tokens)
@@ -79,7 +75,7 @@ def _encoded(
         if one.draft.num_prompt_tokens:
             yield one.draft
         else:
-            faults.add(file, one.draft.line, "the prompt has no tokens")
+            source.skip(one.draft.line, "the prompt has no tokens")
 
 
 def _tokens(texts: list[str], reader: Callable[[], PromptReader], *, special: bool) -> list[list[int]]:

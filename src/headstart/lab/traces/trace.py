@@ -27,6 +27,7 @@ class TraceFormat(StrEnum):
     TOKENS = "tokens"
     AZURE = "azure"
     BURSTGPT = "burstgpt"
+    DECISION_LOG = "decision-log"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,214 @@
+"""Recorded prompts through the engine's own scheduler, in simulated time: requests that overlap.
+
+Running requests hold their blocks, so a pool that is large enough for one after the other may be too small
+for many at once: hits are lost to contention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+from typing import Literal
+
+from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
+from headstart.cache.reasons import MissReason, MissReport
+from headstart.cache.tokens import ints_of
+from headstart.config import SchedulerConfig
+from headstart.engine.request import Request, SamplingParams, StepResult
+from headstart.engine.scheduler import Scheduler
+from headstart.lab.replay.chains import Chains
+from headstart.lab.replay.costs import PRESET, CostModel
+from headstart.lab.replay.outcome import Outcome, Served, Setting
+from headstart.lab.replay.overlapping import replay_overlapping
+from headstart.lab.replay.replay import num_reachable_tokens, unbounded
+from headstart.lab.traces.trace import Trace, TraceRequest
+
+HIGHEST_TOKEN = 2**31 - 1
+"""Made-up tokens count down from here, far above any vocabulary: no two are alike, and no prompt has one."""
+_TOLD_EVERY = 256
+
+
+def replay_scheduled(
+    trace: Trace,
+    setting: Setting,
+    costs: CostModel = PRESET,
+    *,
+    warmup: int = 0,
+    max_num_batched_tokens: int | Literal["auto"] = 2048,
+    progress: Callable[[int], None] | None = None,
+    chains: Chains | None = None,
+) -> Outcome:
+    """What the trace would have hit if its requests had overlapped, at most ``max_num_seqs`` at once.
+
+    Requests come when the trace says, or, where it does not, as soon as there is a seat.  Steps take as long
+    as ``costs`` says.  An answer that the trace does not have is made up of tokens that are nobody else's.
+    Traces of hash ids, whose symbols are blocks, go through `replay_overlapping`.
+
+    The first ``warmup`` requests do not count.  ``progress`` is told how many requests have been met, now and
+    then.  ``chains`` are those of the setting's block size, if somebody has made them.  Raises
+    ``ConfigError`` for a setting that the trace cannot be replayed with.
+    """
+    if trace.tokens_per_symbol > 1:
+        return replay_overlapping(trace, setting, costs, warmup=warmup, progress=progress, chains=chains)
+    started = perf_counter()
+    engine = SimulatedEngine(trace, setting, costs, max_num_batched_tokens, chains)
+    told = 0
+    for number, request in enumerate(trace.requests):
+        engine.run_until(engine.has_come(request))
+        engine.add(number, request)
+        if progress is not None and number >= told + _TOLD_EVERY:
+            told = number
+            progress(number)
+    engine.run_until(lambda: False)
+    return Outcome(
+        setting,
+        [engine.served[number] for number in range(warmup, len(trace.requests))],
+        engine.manager.num_evicted_blocks,
+        engine.scheduler.num_preemptions,
+        engine.num_refused,
+        perf_counter() - started,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A request that is being served: its place in the trace, when it came, and what it will generate."""
+
+    number: int
+    arrival: float
+    answer: Iterator[int]
+
+
+class SimulatedEngine:
+    """A scheduler over a cache core, whose model is a cost model and a record of what was generated.
+
+    ``now`` is its time, in seconds since the trace began.  ``served`` are the requests that had their first
+    token, and those that were refused, by their numbers.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        setting: Setting,
+        costs: CostModel,
+        max_num_batched_tokens: int | Literal["auto"] = 2048,
+        chains: Chains | None = None,
+    ) -> None:
+        self.now = 0.0
+        self.served: dict[int, Served] = {}
+        self.num_refused = 0
+        self.manager = KVCacheManager(
+            CacheConfig(
+                num_blocks=_num_blocks(trace, setting, chains),
+                block_size=setting.block_size,
+                index=setting.prefix_index,  # type: ignore[arg-type]  # the configuration checks it
+                policy=setting.policy,  # type: ignore[arg-type]
+            )
+        )
+        self._seats = setting.max_num_seqs or 1
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=self._seats),
+            self.manager,
+        )
+        self._trace = trace
+        self._setting = setting
+        self._costs = costs
+        self._has_times = trace.has_times
+        self._made_up = count(HIGHEST_TOKEN, -1)
+        self._live: dict[str, _Live] = {}
+
+    def has_come(self, request: TraceRequest) -> Callable[[], bool]:
+        """Whether it is time for the request, to be asked again as time goes by."""
+        arrival = request.arrival_s
+        if not self._has_times or arrival is None:
+            return lambda: len(self._live) < self._seats
+
+        def come() -> bool:
+            if not self.scheduler.has_work:
+                self.now = max(self.now, arrival)
+            return self.now >= arrival
+
+        return come
+
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        """Step until it is so, or nothing is left to do."""
+        while not reached() and self.scheduler.has_work:
+            self._step()
+
+    def add(self, number: int, recorded: TraceRequest) -> None:
+        """Queue the request, or refuse it if it could not even fit the empty pool."""
+        prompt = recorded.num_symbols
+        answer = self._answer(recorded)
+        size = num_answer_tokens(recorded)
+        config = self.manager.config
+        if prompt + size - 1 > config.num_blocks * config.block_size:  # the last one needs no slot
+            self.num_refused += 1
+            reachable = num_reachable_tokens(recorded, self._trace, self._setting)
+            self.served[number] = Served(number, prompt, 0, reachable, {MissReason.SKIPPED: prompt})
+            return
+        name = str(number)
+        come = recorded.arrival_s if self._has_times else None
+        self._live[name] = _Live(number, self.now if come is None else come, answer)
+        self.scheduler.add(
+            Request(
+                request_id=name,
+                cache=CacheRequest(name, recorded.symbols, namespace=recorded.namespace),
+                params=SamplingParams(max_tokens=size),
+                num_prompt_tokens=prompt,
+                max_tokens=size,
+                arrival_time=self.now,
+            )
+        )
+
+    def _answer(self, recorded: TraceRequest) -> Iterator[int]:
+        return iter(ints_of(recorded.output)) if recorded.output else self._made_up
+
+    def _step(self) -> None:
+        plan = self.scheduler.plan(self.now)
+        seconds = self._costs.step_seconds(plan)
+        self.now += seconds
+        self.scheduler.observe(plan, seconds)
+        sampled = {row.request_id: next(self._live[row.request_id].answer) for row in plan.rows if row.sample}
+        outputs = self.scheduler.commit(plan, StepResult(sampled))
+        for report in self.scheduler.explain():
+            self._serve(report)
+        for output in outputs:
+            if output.finish_reason is not None:
+                del self._live[output.request_id]
+
+    def _serve(self, report: MissReport) -> None:
+        live = self._live[report.request_id]
+        recorded = self._trace.requests[live.number]
+        self.served[live.number] = Served(
+            live.number,
+            report.num_prompt_tokens,
+            report.num_hit_tokens,
+            num_reachable_tokens(recorded, self._trace, self._setting),
+            report.tokens,
+            first_token_s=self.now - live.arrival,
+        )
+
+
+def num_answer_tokens(recorded: TraceRequest) -> int:
+    """How many tokens are generated: at least one, since a request ends with a step that brings a token."""
+    if recorded.output:
+        return len(ints_of(recorded.output))
+    return max(1, recorded.num_output_tokens or 0)
+
+
+def _num_blocks(trace: Trace, setting: Setting, chains: Chains | None) -> int:
+    """The capacity, or what is never filled if that is less: more blocks would take memory for nothing.
+
+    Nobody needs more than all requests have tokens for; nor more than the blocks that differ, those of made-up
+    answers, and copies of what is computed side by side.
+    """
+    size, capacity = setting.block_size, setting.capacity_blocks
+    lengths = [-(-(request.num_symbols + num_answer_tokens(request)) // size) for request in trace.requests]
+    most = sum(lengths) + 1
+    if capacity is not None and capacity <= most:
+        return capacity
+    made_up = sum(-(-num_answer_tokens(each) // size) + 1 for each in trace.requests if not each.output)
+    side_by_side = (setting.max_num_seqs or 1) * max(lengths, default=0)
+    return min(most, unbounded(trace, size, chains) + made_up + side_by_side)
