@@ -14,16 +14,22 @@ from headstart.lab.explain.finding import FindingKind
 
 Body = dict[str, Any]
 _WORDS = """
-amber anchor apron basket beacon blanket bottle bramble bridge bucket button cabin candle canvas carpet castle cellar
-chimney cinder clover copper cotton cradle crystal curtain dagger desert drawer engine fabric falcon feather fiddle
-flannel forest fountain garden garnet ginger goblet granite hammer harbor harvest hollow island ivory jacket juniper
-kettle ladder lantern lattice leather lemon linen magnet mantle marble meadow mirror mitten monsoon mortar needle
-nettle nickel oatmeal orchard oyster paddle parcel pebble pepper pigeon pillow planet pocket puddle quarry rabbit
-ribbon ripple saddle saffron sandal satchel shelter shovel silver socket spindle stable summit tavern teapot thimble
-thunder timber trellis tunnel turnip valley velvet vessel violin walnut warden willow window winter yarrow zephyr
+amber anchor apron basket beacon blanket bottle bramble bridge bucket button cabin candle canvas
+carpet castle cellar chimney cinder clover copper cotton cradle crystal curtain dagger desert drawer
+engine fabric falcon feather fiddle flannel forest fountain garden garnet ginger goblet granite
+hammer harbor harvest hollow island ivory jacket juniper kettle ladder lantern lattice leather lemon
+linen magnet mantle marble meadow mirror mitten monsoon mortar needle nettle nickel oatmeal orchard
+oyster paddle parcel pebble pepper pigeon pillow planet pocket puddle quarry rabbit ribbon ripple
+saddle saffron sandal satchel shelter shovel silver socket spindle stable summit tavern teapot
+thimble thunder timber trellis tunnel turnip valley velvet vessel violin walnut warden willow window
+winter yarrow zephyr
 """.split()
-_VERBS = "carries covers follows guards holds keeps leaves marks needs opens reaches shapes turns warms".split()
-_NAMES = "Ada Boris Chidi Dagny Elif Farouk Greta Hiro Imani Jonas Katya Lars Mei Nadia Omar Priya Quinn Rosa".split()
+_VERBS = """
+carries covers follows guards holds keeps leaves marks needs opens reaches shapes turns warms
+""".split()
+_NAMES = """
+Ada Boris Chidi Dagny Elif Farouk Greta Hiro Imani Jonas Katya Lars Mei Nadia Omar Priya Quinn Rosa
+""".split()
 
 
 class Writer:
@@ -202,11 +208,10 @@ def shuffled_keys(seed: int, count: int = 60) -> FaultyLog:
     head, tail = writer.prose(3), writer.prose(30)
     profile = {word: writer.sentence() for word in writer.random.sample(_WORDS, 10)}
     bodies, healed = [], []
-    for number in range(count):
+    for _ in range(count):
         question = writer.question()
         mixed = dict(writer.random.sample(list(profile.items()), len(profile)))
         indent = 2 if seed % 2 else None
-        del number
         bodies.append(chat(f"{head}\n{json.dumps(mixed, indent=indent)}\n{tail}", question))
         healed.append(chat(f"{head}\n{json.dumps(profile, indent=indent)}\n{tail}", question))
     return FaultyLog(FindingKind.SHUFFLED, bodies, healed)

@@ -20,10 +20,13 @@ _TAG = 6
 """A tag has so many tokens, at most."""
 _THINKING = ("<think>", "</think>", "<thinking>", "</thinking>", "<reasoning>", "</reasoning>")
 _FIXES = {
-    FindingKind.REASONING_DROPPED: "Keep the reasoning in the history until the task is done (preserve_thinking "
-    "or clear_thinking=false of the chat template, if it has such a switch), or weigh it: dropping saves context "
+    FindingKind.REASONING_DROPPED: "Keep the reasoning in the history until the task is done "
+    "(preserve_thinking "
+    "or clear_thinking=false of the chat template, if it has such a switch), or weigh it: dropping saves "
+    "context "
     "and computes the rest of the history again.",
-    FindingKind.RETOKENISED: "Send answers back as the token ids that were generated (prompt token ids), or keep "
+    FindingKind.RETOKENISED: "Send answers back as the token ids that were generated (prompt token ids), "
+    "or keep "
     "answers of a form that tokenises one way: what is spelled in other tokens is another prefix.",
 }
 
@@ -38,13 +41,15 @@ def is_dropped_reasoning(trace: Trace, pair: Pair, excerpts: Excerpts) -> bool:
     dropped = [
         excerpts.text(then, max(0, place - _TAG), place + _TAG) for place in (now.other_start, now.other_stop)
     ]
-    return any(tag in text for tag in _THINKING for text in dropped) and not any(tag in kept for tag in _THINKING)
+    return any(tag in text for tag in _THINKING for text in dropped) and not any(
+        tag in kept for tag in _THINKING
+    )
 
 
 def find_dropped(trace: Trace, pairs: Sequence[Pair], excerpts: Excerpts) -> list[Cause]:
     """Reasoning that earlier prompts of a conversation had and later ones lack."""
     edits: dict[int, list[Edit]] = {}
-    evidence = []
+    evidence: list[Evidence] = []
     for pair in pairs:
         there = pair.difference
         run = trace.requests[pair.other].symbols[
@@ -80,7 +85,7 @@ def find_respelled(trace: Trace, excerpts: Excerpts) -> list[Cause]:
 def _restoring(
     trace: Trace, number: int, earlier: int, shared: int, excerpts: Excerpts
 ) -> tuple[FindingKind, Edit] | None:
-    """What would put the generated tokens into the later prompt; None if they are there, or it goes on otherwise."""
+    """What would put the generated tokens into the later prompt; None if it has them, or says otherwise."""
     prompt, then = trace.requests[number].symbols, trace.requests[earlier]
     begin = then.num_symbols
     output = cached_run(then)[len(then.symbols) :]
@@ -133,12 +138,14 @@ def _cause(kind: FindingKind, edits: dict[int, list[Edit]], evidence: Sequence[E
     lost = sum(len(edit.run) // TOKEN_BYTES for own in edits.values() for edit in own)
     if kind is FindingKind.REASONING_DROPPED:
         what = (
-            f"In {len(edits):,} requests the history lacks reasoning that was cached with it, usually from token "
+            f"In {len(edits):,} requests the history lacks reasoning that was cached with it, usually "
+            f"from token "
             f"{int(median(positions)):,} on: all behind it is another prefix."
         )
     else:
         what = (
-            f"In {len(edits):,} requests an answer of {lost // len(edits):,} tokens comes back in other tokens "
+            f"In {len(edits):,} requests an answer of {lost // len(edits):,} tokens comes back in other "
+            f"tokens "
             f"than were generated, usually at token {int(median(positions)):,}: the text is the same."
         )
     return Cause(

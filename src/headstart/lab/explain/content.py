@@ -42,7 +42,9 @@ def find_content(
     least = max(1, int(LEAST_SHARE * trace.num_prompt_tokens))
     if trace.tokens_per_symbol != 1 or not trace.requests:
         return []
-    if sum(one.misses.get(MissReason.DIVERGED, 0) for one in outcome.served) < least and not _has_answers(trace):
+    if sum(one.misses.get(MissReason.DIVERGED, 0) for one in outcome.served) < least and not _has_answers(
+        trace
+    ):
         return []
     excerpts = Excerpts(reader, privacy=privacy)
     causes: list[Cause] = []

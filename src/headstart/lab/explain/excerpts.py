@@ -35,7 +35,11 @@ class Excerpts:
     def around(self, run: bytes, start: int, stop: int) -> tuple[str, str, str]:
         """The text of a span, and what stands before and behind it."""
         before = self.text(run, max(0, start - 2 * _CONTEXT), start)
-        return before, self.text(run, start, min(stop, start + _JUDGED)), self.text(run, stop, stop + _CONTEXT)
+        return (
+            before,
+            self.text(run, start, min(stop, start + _JUDGED)),
+            self.text(run, stop, stop + _CONTEXT),
+        )
 
     def evidence(self, request: TraceRequest, start: int, stop: int) -> Evidence:
         """A span as evidence, with a few words around it."""

@@ -79,7 +79,9 @@ class MessageOrder:
 
     def __init__(self, bodies: Iterable[Body]) -> None:
         self._order = _FirstOrder()
-        counts = Counter(name for body in bodies for name in {_canonical(one) for one in _messages(body)[:-1]})
+        counts = Counter(
+            name for body in bodies for name in {_canonical(one) for one in _messages(body)[:-1]}
+        )
         self._common = {name for name, count in counts.items() if count >= _COMMON}
 
     def settle(self, body: Body) -> Body:
@@ -97,7 +99,7 @@ class MessageOrder:
 
 
 class LineOrder:
-    """The order of lines, and of words (JSON keys, items of a list) within a line, that many requests have."""
+    """The order of lines, and of words (JSON keys, items) in a line, that many requests have."""
 
     def __init__(self, bodies: Iterable[Body]) -> None:
         self._order = _FirstOrder()
@@ -195,7 +197,12 @@ class Switches:
 def texts(body: Body) -> list[str]:
     """All texts of a body: its prompt, its messages' contents and their text parts."""
     found: list[str] = []
-    with_texts(body, lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
+
+    def keep(text: str) -> str:
+        found.append(text)
+        return text
+
+    with_texts(body, keep)
     return found
 
 

@@ -33,9 +33,9 @@ def priced(
 ) -> list[Candidate]:
     """The causes that cost at least ``least_tokens``, with their price, and those that hide them.
 
-    They are taken away one after the other, in the order of the places where they do harm, and each is charged
-    what that brings: so nothing is counted twice.  The price is that of an unbounded cache: what eviction costs
-    is another finding's.
+    They are taken away one after the other, in the order of the places where they do harm, and each is
+    charged what that brings: so nothing is counted twice.  The price is that of an unbounded cache: what
+    eviction costs is another finding's.
     """
     reaches = _Reaches(trace, sorted(causes, key=lambda cause: cause.position), warmup, advance)
     prices = reaches.prices()

@@ -11,7 +11,7 @@ from headstart.lab.traces.texts import PromptReader
 
 _CHECKED = 4
 _BEHIND_LINE = r"(?<=\S\n)(?=[A-Za-z-])"
-"""Neither white space nor a mark may stand there: tokens that begin or end with a line's end take those in."""
+"""Where no white space and no mark stands beside the line's end: tokens take those in."""
 
 
 class Retokeniser:
@@ -27,7 +27,9 @@ class Retokeniser:
         self._pieces: dict[str, array[int]] | None = {}
         tokenizer = reader.tokenizer
         special = filter(tokenizer.is_special, range(tokenizer.vocab_size))
-        names = sorted((re.escape(tokenizer.token(number) or "") for number in special), key=len, reverse=True)
+        names = sorted(
+            (re.escape(tokenizer.token(number) or "") for number in special), key=len, reverse=True
+        )
         self._cut = re.compile(f"({'|'.join(names)})|{_BEHIND_LINE}" if names else _BEHIND_LINE)
         self._num_checked = 0
 

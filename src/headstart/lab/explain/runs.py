@@ -56,7 +56,7 @@ def find_run(run: bytes, part: bytes, start: int = 0) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``a[start:stop]`` stands where ``b[other_start:other_stop]`` does; behind it ``run`` tokens are equal."""
+    """``a[start:stop]`` is where ``b[other_start:other_stop]`` is; behind it ``run`` tokens are equal."""
 
     start: int
     stop: int
@@ -94,7 +94,7 @@ class _Meetings:
         self._ends_in_b, self._ends_in_a = _last_ends(a, b), _last_ends(b, a)
 
     def next(self, start: int, other_start: int) -> tuple[int, int] | None:
-        """The first place from ``start`` on that is in the other text, or the other way round: the nearer one."""
+        """Where the two meet next, from these tokens on; None if they do not."""
         at, other_at = start - self._base, other_start - self._base
         in_b = self._ends_in_b[at:] > other_at
         if not in_b.any():

@@ -65,13 +65,15 @@ _KINDS = (
         Spacing,
         FindingKind.DRIFT,
         "The same text with other white space",
-        "Normalise white space before sending: one line ending, no trailing blanks, one template for all callers.",
+        "Normalise white space before sending: one line ending, no trailing blanks, one template for all "
+        "callers.",
     ),
     _Kind(
         Switches,
         FindingKind.DRIFT,
         "Variables of the chat template that differ (thinking switches, dates)",
-        "Send the same chat_template_kwargs with all requests that share a prompt; a switch at the head of the "
+        "Send the same chat_template_kwargs with all requests that share a prompt; a switch at the head "
+        "of the "
         "prompt makes two caches of one.",
     ),
 )
@@ -104,7 +106,9 @@ def _cause(
         """The first time it is done already."""
         if other is trace:
             return settled
-        return _settled(other, kind.part(one.body for one in other.requests if one.body is not None), retokeniser)
+        return _settled(
+            other, kind.part(one.body for one in other.requests if one.body is not None), retokeniser
+        )
 
     shown = [(one, place) for (one, _, _), place in zip(changed, positions, strict=True)][:2]
     return Cause(

@@ -76,7 +76,8 @@ def _cause(trace: Trace, site: Site, cluster: Sequence[Pair], excerpts: Excerpts
     return Cause(
         kind=kind,
         what=f"{name[0].upper()}{name[1:]} at {at} {int(median(positions)):,} {place} differs in "
-        f"{changes / len(values):.0%} of {len(values):,} requests, in front of about {behind:,} equal tokens.",
+        f"{changes / len(values):.0%} of {len(values):,} requests, in front of about {behind:,} equal "
+        f"tokens.",
         fix=_FIXES[kind],
         position=median(positions),
         change=partial(moved, site=site),
