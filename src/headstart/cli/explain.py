@@ -67,8 +67,7 @@ def explain(
         str | None,
         typer.Option(
             help="Whose tokenizer and chat template make prompts of requests, and text of token ids: a "
-            "built-in "
-            "name, a directory, a GGUF file or a hub id.",
+            "built-in name, a directory, a GGUF file or a hub id.",
             show_default="smollm2-135m for text, none for token ids",
             rich_help_panel=_LOG,
         ),

@@ -12,7 +12,6 @@ from headstart.lab.explain.edits import Edit, edited
 from headstart.lab.explain.excerpts import Excerpts
 from headstart.lab.explain.finding import Evidence, FindingKind
 from headstart.lab.explain.reach import cached_run, reach
-from headstart.lab.explain.runs import num_common, tokens_of
 from headstart.lab.explain.sites import Pair
 from headstart.lab.traces.trace import Trace
 
@@ -21,13 +20,10 @@ _TAG = 6
 _THINKING = ("<think>", "</think>", "<thinking>", "</thinking>", "<reasoning>", "</reasoning>")
 _FIXES = {
     FindingKind.REASONING_DROPPED: "Keep the reasoning in the history until the task is done "
-    "(preserve_thinking "
-    "or clear_thinking=false of the chat template, if it has such a switch), or weigh it: dropping saves "
-    "context "
-    "and computes the rest of the history again.",
+    "(preserve_thinking or clear_thinking=false of the chat template, if it has such a switch), or weigh "
+    "it: dropping saves context and computes the rest of the history again.",
     FindingKind.RETOKENISED: "Send answers back as the token ids that were generated (prompt token ids), "
-    "or keep "
-    "answers of a form that tokenises one way: what is spelled in other tokens is another prefix.",
+    "or keep answers of a form that tokenises one way: what is spelled in other tokens is another prefix.",
 }
 
 
@@ -101,8 +97,8 @@ def _restoring(
         return None
     if thoughts and not any(tag in rest for tag in _THINKING) and rest.lstrip().startswith(said[:_TOLD]):
         kind, text = FindingKind.REASONING_DROPPED, said
-    elif rest.startswith(answer) or rest.startswith(answer.rstrip()):
-        kind, text = FindingKind.RETOKENISED, answer.rstrip() if not rest.startswith(answer) else answer
+    elif rest.startswith(answer.rstrip()):  # many clients strip what they send back
+        kind, text = FindingKind.RETOKENISED, answer if rest.startswith(answer) else answer.rstrip()
     else:
         return None
     stop = _end_of(text, prompt, begin, rest, excerpts)
@@ -139,14 +135,13 @@ def _cause(kind: FindingKind, edits: dict[int, list[Edit]], evidence: Sequence[E
     if kind is FindingKind.REASONING_DROPPED:
         what = (
             f"In {len(edits):,} requests the history lacks reasoning that was cached with it, usually "
-            f"from token "
-            f"{int(median(positions)):,} on: all behind it is another prefix."
+            f"from token {int(median(positions)):,} on: all behind it is another prefix."
         )
     else:
         what = (
             f"In {len(edits):,} requests an answer of {lost // len(edits):,} tokens comes back in other "
-            f"tokens "
-            f"than were generated, usually at token {int(median(positions)):,}: the text is the same."
+            f"tokens than were generated, usually at token {int(median(positions)):,}: the text is the "
+            "same."
         )
     return Cause(
         kind=kind,

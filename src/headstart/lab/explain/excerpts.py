@@ -51,9 +51,9 @@ class Excerpts:
         return Evidence(request.file, request.line, start, text)
 
     def place(self, request: TraceRequest, position: int) -> str:
-        """Where a token stands, in words: "of the prompt", or "of the prompt, in the system message"."""
+        """Where a token stands, in words: "of the prompt", or "of the prompt (in the system message)"."""
         role = self._role(request, position)
-        return f"of the prompt, in the {role} message" if role else "of the prompt"
+        return f"of the prompt (in the {role} message)" if role else "of the prompt"
 
     def _role(self, request: TraceRequest, position: int) -> str | None:
         """The role of the message that a token is in."""

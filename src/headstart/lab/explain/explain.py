@@ -40,9 +40,8 @@ def explain(
     """
     if not trace.has_content:
         raise TraceError(
-            f"{trace.name} has lengths and times and no content: nothing tells which prompts begin "
-            f"alike, so its "
-            "misses cannot be explained"
+            f"{trace.name} has lengths and times and no content: nothing tells which prompts begin alike, "
+            "so its misses cannot be explained"
         )
     progress("replaying")
     outcome = replay_point(trace, setting, warmup=warmup)
@@ -84,8 +83,7 @@ def _how_read(trace: Trace, outcome: Outcome, warmup: int) -> list[str]:
         first = trace.skipped[0]
         notes.append(
             f"{len(trace.skipped):,} lines could not be read and are left out; the first is line "
-            f"{first.line} of "
-            f"{first.file}."
+            f"{first.line} of {first.file}."
         )
     if warmup:
         notes.append(f"The first {warmup:,} requests fill the cache and do not count.")
@@ -99,25 +97,23 @@ def _how_read(trace: Trace, outcome: Outcome, warmup: int) -> list[str]:
 def _unseen(trace: Trace, reader: PromptReader | None) -> list[str]:
     """What such a log cannot tell."""
     if trace.tokens_per_symbol > 1:
-        return [
+        note = (
             f"The log has hash ids of {trace.tokens_per_symbol} tokens and no text: variables, other "
-            f"orders, drift "
-            "and dropped reasoning cannot be seen in it."
-        ]
+            "orders, drift and dropped reasoning cannot be seen in it."
+        )
+        return [note]
     notes = []
     if reader is None:
         notes.append("Without a tokenizer token ids have no text: what varies is found, and not named.")
     if all(request.body is None for request in trace.requests):
         notes.append(
             "The log has token ids and no request bodies: other orders of tools, examples and keys "
-            "cannot be told "
-            "from other text."
+            "cannot be told from other text."
         )
     if all(request.output is None for request in trace.requests):
         notes.append(
             "The log has no answers: whether they came back as they were generated is seen only where "
-            "two prompts "
-            "have them."
+            "two prompts have them."
         )
     return notes
 
@@ -128,11 +124,10 @@ def _untold(outcome: Outcome, content: list[Candidate]) -> list[str]:
     untold = outcome.misses.get(MissReason.DIVERGED, 0) - told
     if untold < _UNTOLD * tokens:
         return []
-    return [
+    note = (
         f"{untold:,} more tokens ({untold / tokens:.0%}) are cached behind another beginning, and no "
-        f"single change "
-        "brings them back: pieces such as documents or search results that come in ever other company. A "
-        "prefix "
-        "cache cannot share those; fewer pieces in front of them, or the most common ones first, help a "
-        "little."
-    ]
+        "single change brings them back: pieces such as documents or search results that come in ever "
+        "other company. A prefix cache cannot share those; fewer pieces in front of them, or the most "
+        "common ones first, help a little."
+    )
+    return [note]

@@ -34,22 +34,23 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 DEFINITIONS = (
     (
-        "Token hit rate: hit tokens of all prompt tokens, as vLLM counts. A prompt's last token never counts as "
-        "a hit. Full hits: the share of requests of which all was cached but what must be computed; any hit: "
-        "that with a hit at all, which flatters."
+        "Token hit rate: hit tokens of all prompt tokens, as vLLM counts. A prompt's last token never "
+        "counts as a hit. Full hits: the share of requests of which all was cached but what must be "
+        "computed; any hit: that with a hit at all, which flatters."
     ),
     (
-        "Tokens lost to what prompts say: how many more would be found in a cache without bounds once the cause "
-        "is gone. Causes are taken away from the front of the prompt to its end, and each is charged what that "
-        "adds, so that no token is counted twice."
+        "Tokens lost to what prompts say: how many more would be found in a cache without bounds once "
+        "the cause is gone. Causes are taken away from the front of the prompt to its end, and each is "
+        "charged what that adds, so that no token is counted twice."
     ),
     (
         "Tokens lost to traffic and settings: what a replay with that one thing changed hits more. These "
         "overlap."
     ),
     (
-        "With this fix: the token hit rate when the traffic, rewritten, is replayed with the same settings; a "
-        "variable is moved to the end of its prompt, other spellings are written as they came first."
+        "With this fix: the token hit rate when the traffic, rewritten, is replayed with the same "
+        "settings; a variable is moved to the end of its prompt, other spellings are written as they "
+        "came first."
     ),
 )
 """What the numbers mean."""

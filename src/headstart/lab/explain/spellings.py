@@ -39,8 +39,8 @@ _KINDS = (
         ToolOrder,
         FindingKind.SHUFFLED,
         f"{_ORDER}: the tools",
-        "Sort the tools, by name say, before they are sent: do not build the list from a set or from answers "
-        "that come in any order.",
+        "Sort the tools, by name say, before they are sent: do not build the list from a set or from "
+        "answers that come in any order.",
     ),
     _Kind(
         ToolKeys,
@@ -73,8 +73,7 @@ _KINDS = (
         FindingKind.DRIFT,
         "Variables of the chat template that differ (thinking switches, dates)",
         "Send the same chat_template_kwargs with all requests that share a prompt; a switch at the head "
-        "of the "
-        "prompt makes two caches of one.",
+        "of the prompt makes two caches of one.",
     ),
 )
 

@@ -23,8 +23,7 @@ def print_explanation(explanation: Explanation, console: Console, *, most: int |
     )
     console.print(
         f"\n[bold]Token hit rate {rates.token_hit_rate:.1%}[/]  (full hits "
-        f"{rates.request_full_hit_rate:.1%} of "
-        f"requests, any hit {rates.request_any_hit_rate:.1%})\n"
+        f"{rates.request_full_hit_rate:.1%} of requests, any hit {rates.request_any_hit_rate:.1%})\n"
     )
     console.print(_tokens(explanation))
     findings = explanation.findings[:most]

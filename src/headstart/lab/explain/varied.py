@@ -35,8 +35,8 @@ _NAMES = {
 _FIXES = {
     FindingKind.CLOCK: f"M{_MOVE}; or coarsen it (a date without the time is the same all day).",
     FindingKind.UUID: f"Leave it out: no model needs it. Or m{_MOVE}.",
-    FindingKind.REQUEST_ID: "Leave it out, or send it as a header or metadata: no model needs it. "
-    f"Or m{_MOVE}.",
+    FindingKind.REQUEST_ID: "Leave it out, or send it as a header or metadata: no model needs it. Or "
+    f"m{_MOVE}.",
     FindingKind.USER_NAME: f"M{_MOVE}.",
     FindingKind.COUNTER: f"M{_MOVE}; or leave it out.",
     FindingKind.DRIFT: "Write it the same way each time: pin what the template writes (date_string in "
@@ -77,7 +77,7 @@ def _cause(trace: Trace, site: Site, cluster: Sequence[Pair], excerpts: Excerpts
         kind=kind,
         what=f"{name[0].upper()}{name[1:]} at {at} {int(median(positions)):,} {place} differs in "
         f"{changes / len(values):.0%} of {len(values):,} requests, in front of about {behind:,} equal "
-        f"tokens.",
+        "tokens.",
         fix=_FIXES[kind],
         position=median(positions),
         change=partial(moved, site=site),
