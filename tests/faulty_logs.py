@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 import uuid
@@ -38,6 +39,9 @@ class Writer:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
+    def choice(self, things: list[str]) -> str:
+        return self.random.choice(things)
+
     def sentence(self) -> str:
         one, two, three, four = self.random.choices(_WORDS, k=4)
         return f"The {one} {self.random.choice(_VERBS)} the {two} {three} near a {four}."
@@ -69,6 +73,34 @@ class Writer:
             }
             for one, two in (self.random.sample(_WORDS, 2) for _ in range(count))
         ]
+
+
+def words_of(body: Body) -> list[str]:
+    """All texts of a body that a person or a program wrote."""
+    return [*(message["content"] for message in body["messages"]), *map(json.dumps, body.get("tools", []))]
+
+
+def disguised(bodies: list[Body]) -> list[Body]:
+    """The same in letters that make no English words, so that no sentence of ours has them by chance."""
+
+    def of(value: Any) -> Any:
+        match value:
+            case str():
+                return codecs.encode(value, "rot13").replace("guvax>", "think>")
+            case dict():
+                return {of(name): of(each) for name, each in value.items()}
+            case list():
+                return [of(each) for each in value]
+        return value
+
+    return [
+        {
+            **body,
+            "messages": [{**message, "content": of(message["content"])} for message in body["messages"]],
+            **({"tools": of(body["tools"])} if "tools" in body else {}),
+        }
+        for body in bodies
+    ]
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,13 @@ class Excerpts:
         except RequestError:  # ids of another tokenizer
             return ""
 
+    def has_markup(self, run: bytes, start: int, stop: int) -> bool:
+        """Whether there is a special token, of a chat's roles say, among some tokens of a run."""
+        if self._reader is None:
+            return False
+        tokens = ints_of(run[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+        return any(map(self._reader.tokenizer.is_special, tokens))
+
     def around(self, run: bytes, start: int, stop: int) -> tuple[str, str, str]:
         """The text of a span, and what stands before and behind it."""
         before = self.text(run, max(0, start - 2 * _CONTEXT), start)

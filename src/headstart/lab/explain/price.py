@@ -38,7 +38,7 @@ def priced(
     eviction costs is another finding's.
     """
     reaches = _Reaches(trace, sorted(causes, key=lambda cause: cause.position), warmup, advance)
-    prices = reaches.prices()
+    prices = reaches.prices(least_tokens)
     worth = [price for price in prices if price.num_tokens >= least_tokens]
     told = [replace(price, needs=reaches.needs(price)) for price in worth]
     needed = {number for price in told for number in price.needs}
@@ -70,14 +70,17 @@ class _Reaches:
         self._advance = advance
         self._known: dict[tuple[int, ...], list[int]] = {}
 
-    def prices(self) -> list[_Price]:
-        """What each brings that brings anything, after those before it."""
+    def prices(self, most_harm: int) -> list[_Price]:
+        """What each brings after those before it; some bring nothing until others are gone.
+
+        Left out is what costs ``most_harm`` tokens or more: it is what lets prompts meet, too.
+        """
         gone: tuple[int, ...] = ()
         found = []
         for number in range(len(self.causes)):
             gains = self._gains(gone, number)
-            if sum(gains) > 0:
-                found.append(_Price(number, gone, sum(gains), sum(gain > 0 for gain in gains)))
+            if sum(gains) > -most_harm:
+                found.append(_Price(number, gone, max(0, sum(gains)), sum(gain > 0 for gain in gains)))
                 gone = (*gone, number)
         return found
 

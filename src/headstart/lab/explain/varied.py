@@ -46,11 +46,22 @@ _FIXES = {
 
 
 def find_varied(trace: Trace, pairs: Iterable[Pair], excerpts: Excerpts, least_tokens: int) -> list[Cause]:
-    """The places that vary in front of at least ``least_tokens`` tokens of equal text, all requests told."""
+    """The places that vary in front of at least ``least_tokens`` tokens of equal text, all requests told.
+
+    Other messages are another conversation, and not a part of a prompt that could stand elsewhere.
+    """
+    within = [pair for pair in pairs if not _spans_messages(trace, pair, excerpts)]
     return [
         _cause(trace, site, cluster, excerpts)
-        for site, cluster in sites(trace, pairs, least_tokens, _MOST_SITES)
+        for site, cluster in sites(trace, within, least_tokens, _MOST_SITES)
     ]
+
+
+def _spans_messages(trace: Trace, pair: Pair, excerpts: Excerpts) -> bool:
+    there = pair.difference
+    return excerpts.has_markup(
+        trace.requests[pair.number].symbols, there.start, there.stop
+    ) or excerpts.has_markup(trace.requests[pair.other].symbols, there.other_start, there.other_stop)
 
 
 def _cause(trace: Trace, site: Site, cluster: Sequence[Pair], excerpts: Excerpts) -> Cause:
