@@ -11,6 +11,7 @@ from headstart.cli.bench import bench
 from headstart.cli.calc import app as calc
 from headstart.cli.command import Command
 from headstart.cli.demo import demo
+from headstart.cli.explain import explain
 from headstart.cli.lint import lint
 from headstart.cli.metrics import metrics
 from headstart.cli.pull import pull
@@ -45,7 +46,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log, lint):
+for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log, lint, explain):
     app.command(cls=Command)(command)
 app.add_typer(calc)
 

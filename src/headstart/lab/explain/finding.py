@@ -31,6 +31,11 @@ class FindingKind(StrEnum):
     COLD_TAIL = "cold_tail"
     ROUTING_DILUTION = "routing_dilution"
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether something can be mended: that much text is new is nobody's fault."""
+        return self is not FindingKind.COLD_TAIL
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
