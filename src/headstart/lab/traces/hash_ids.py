@@ -133,8 +133,8 @@ def _is_whole(draft: Draft, file: str, block_size: int, faults: Faults) -> bool:
         faults.add(
             file,
             draft.line,
-            f"input_length {draft.num_prompt_tokens} is {expected} blocks of {block_size} tokens, "
-            f"and there are {num_ids} hash ids",
+            f"the number of hash ids is {num_ids}, and must be "
+            f"ceil({draft.num_prompt_tokens:,} / {block_size:,}) = {expected:,}",
         )
     return num_ids == expected
 
