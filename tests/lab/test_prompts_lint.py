@@ -265,6 +265,21 @@ def test_a_chats_only_message_is_a_prompt_by_itself() -> None:
     assert Linter().lint("file", short).problems == []
 
 
+def test_what_varies_at_the_heads_end_is_no_problem_and_not_shared() -> None:
+    text = body(f"{RULE_TEXT}It is Tuesday.")
+    report = Linter().lint("file", text)
+    assert report.problems == []
+    [shared] = report.sharing
+    assert shared.num_now == shared.num_after == len("<|im_start|>system\n") + len(RULE_TEXT + "It is ")
+
+
+def test_the_worst_of_several_is_told() -> None:
+    text = body(f"Founding day: 2019-05-17. {RULE_TEXT}Now: 2026-12-01 12:20:52. {RULE_TEXT.strip()}")
+    [problem] = Linter().lint("file", text).problems
+    assert (problem.severity, problem.excerpt) == (Severity.WARNING, "2026-12-01 12:20:52")
+    assert problem.what == "a date or time in the system prompt, and 1 more in the same text"
+
+
 def test_without_a_tokenizer_characters_are_counted() -> None:
     report = Linter().lint("file", body(f"Now: 2026-12-01 12:20:52. {RULE_TEXT}"))
     [problem] = [problem for problem in report.problems if problem.rule == "HS001"]

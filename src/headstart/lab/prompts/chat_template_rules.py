@@ -119,7 +119,7 @@ class ChatTemplateCheck:
             after = self._render([*self._asked, _ANSWERED, _NEXT], **switch)
             if opened is None or after is None or after.startswith(opened.rstrip()):
                 continue
-            what = "what the generation prompt opens (an empty thought, or blanks) is another text in earlier turns"
+            what = "what the generation prompt opens (an empty thought, blanks) is another in earlier turns"
             yield self._dropped(what, _common([opened, after]))
             return
 
