@@ -427,6 +427,16 @@ def test_whatever_a_template_holds_it_is_checked_or_refused(pieces: list[str]) -
         Linter().lint("file", "".join(pieces), "template")
 
 
+@pytest.mark.parametrize(
+    "unit", [" ", "{% ", "{{ a ", "{# ", "<% ", "${ ", "{a ", "{% for x in ", "\n", "e\u0301", '{"a":']
+)
+def test_hostile_texts_take_linear_time(unit: str) -> None:
+    # Not timed: what backtracks would run into the limit for one test.
+    text = unit * (10_000 // len(unit))
+    Linter().lint("file", f"x{text}x", "template")
+    Linter().lint("file", body(f"x{text}x"))
+
+
 def test_the_documentation_of_a_rule_has_both_sides() -> None:
     for rule in RULES.values():
         text = rule.documentation()
