@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headstart.errors import LintError
 from headstart.lab.prompts.lint import Linter
@@ -38,6 +41,7 @@ def swapped(name: str) -> dict[str, Any]:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+_NAMES = ["messages", "role", "content", "prompt", "tools", "function", "name", "type", "text", "body"]
 CASES: dict[str, list[tuple[str, str]]] = {
     "HS001": [
         (body(f"Now: 2026-12-01 12:20:52. {RULE_TEXT}"), body(RULE_TEXT, "Hi. Now: 2026-12-01 12:20:52")),
@@ -171,7 +175,15 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ),
         ("Reasoning: {{ reasoning_effort or 'low' }}\n" + CHATML, CHATML),
     ],
-    "HS503": [(CHATML.replace("m.content", "m.content.split('</think>')[-1]"), CHATML)],
+    "HS503": [
+        (CHATML.replace("m.content", "m.content.split('</think>')[-1]"), CHATML),
+        (
+            CHATML.replace(
+                "assistant\n{%", "assistant\n{% if enable_thinking is false %}<think></think>{% endif %}{%"
+            ),
+            CHATML.replace("assistant\n{%", "assistant\n{% if enable_thinking is false %}{% endif %}{%"),
+        ),
+    ],
     "HS504": [
         (
             CHATML.replace(
@@ -251,6 +263,21 @@ def test_a_chats_only_message_is_a_prompt_by_itself() -> None:
     assert problem.what == "a date or time in the prompt"
     short = json.dumps({"messages": [{"role": "user", "content": "It is Tuesday. What is open?"}]})
     assert Linter().lint("file", short).problems == []
+
+
+def test_what_varies_at_the_heads_end_is_no_problem_and_not_shared() -> None:
+    text = body(f"{RULE_TEXT}It is Tuesday.")
+    report = Linter().lint("file", text)
+    assert report.problems == []
+    [shared] = report.sharing
+    assert shared.num_now == shared.num_after == len("<|im_start|>system\n") + len(RULE_TEXT + "It is ")
+
+
+def test_the_worst_of_several_is_told() -> None:
+    text = body(f"Founding day: 2019-05-17. {RULE_TEXT}Now: 2026-12-01 12:20:52. {RULE_TEXT.strip()}")
+    [problem] = Linter().lint("file", text).problems
+    assert (problem.severity, problem.excerpt) == (Severity.WARNING, "2026-12-01 12:20:52")
+    assert problem.what == "a date or time in the system prompt, and 1 more in the same text"
 
 
 def test_without_a_tokenizer_characters_are_counted() -> None:
@@ -371,6 +398,43 @@ def test_what_cannot_be_checked(name: str, text: str, kind: Any, why: str | None
         return
     with pytest.raises(LintError, match=why):
         Linter().lint(name, text, kind)
+
+
+LETTERS = st.sampled_from("ab 1:-{}%#'\\\n\u200b\u0301\ud800") | st.characters()
+texts = st.text(LETTERS, max_size=30)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.sampled_from(_NAMES), anything), st.integers(0, 1))
+def test_whatever_a_body_holds_it_is_checked_or_refused(fields: dict[str, Any], nested: int) -> None:
+    message = {"role": "user", **fields}
+    text = json.dumps([fields, {"messages": [message, message], **fields}][nested])
+    with contextlib.suppress(LintError):
+        for problem in Linter().lint("file", text).problems:
+            assert problem.line == 1
+            assert 1 <= problem.column <= len(text)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(["{", "}", "{{", "}}", "{%", "%}", "for x in ", "messages", " ", "now()"])))
+def test_whatever_a_template_holds_it_is_checked_or_refused(pieces: list[str]) -> None:
+    with contextlib.suppress(LintError):
+        Linter().lint("file", "".join(pieces), "template")
+
+
+@pytest.mark.parametrize(
+    "unit", [" ", "{% ", "{{ a ", "{# ", "<% ", "${ ", "{a ", "{% for x in ", "\n", "e\u0301", '{"a":']
+)
+def test_hostile_texts_take_linear_time(unit: str) -> None:
+    # Not timed: what backtracks would run into the limit for one test.
+    text = unit * (10_000 // len(unit))
+    Linter().lint("file", f"x{text}x", "template")
+    Linter().lint("file", body(f"x{text}x"))
 
 
 def test_the_documentation_of_a_rule_has_both_sides() -> None:

@@ -116,7 +116,9 @@ def _reader(model: str | None) -> PromptReader | None:
     """The one asked for, else the embedded model's if it is here already: nothing is fetched unasked."""
     if model is None and not (cache_root() / "models" / DEFAULT_MODEL).is_dir():
         return None
-    return PromptReader.from_model(model or DEFAULT_MODEL)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        return PromptReader.from_model(model or DEFAULT_MODEL, bars)
 
 
 def _checked(linter: Linter, file: str, kind: Kind | None) -> LintReport:
@@ -181,7 +183,7 @@ def _sentence(problem: Problem) -> str:
     if problem.excerpt:
         words += f': "{_visible(problem.excerpt)}"'
     if problem.part:
-        words += f" [{problem.part}]"
+        words += f" [{_visible(problem.part)}]"
     if problem.num_bodies > 1:
         words += f" (in {problem.num_bodies:,} bodies)"
     return words

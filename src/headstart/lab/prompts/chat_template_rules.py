@@ -61,6 +61,9 @@ class ChatTemplateCheck:
         yield from self._dropped_reasoning()
         yield from self._rewritten_turns()
 
+    def _switch_names(self) -> list[str]:
+        return sorted(filter(_SWITCH.search, _undeclared(self.source)))
+
     def _dates(self) -> Iterator[Spot]:
         rendered = (self._render(self._asked, day=day) for day in (0, 1))
         texts = [text for text in rendered if text is not None]
@@ -84,7 +87,7 @@ class ChatTemplateCheck:
         )
 
     def _switches(self) -> Iterator[Spot]:
-        for name in sorted(filter(_SWITCH.search, _undeclared(self.source))):
+        for name in self._switch_names():
             texts = [self._render(self._asked, **{name: value}) for value in _VALUES]
             known = [text for text in texts if text is not None]
             pairs = [_common(pair) for pair in combinations(dict.fromkeys(known), 2)]
@@ -105,21 +108,35 @@ class ChatTemplateCheck:
                 )
 
     def _dropped_reasoning(self) -> Iterator[Spot]:
-        text = self._render([*self._asked, _REASONED, _NEXT])
-        if text is not None and _THOUGHT not in text:
-            yield Spot(
-                "HS503",
-                Severity.INFO,
-                (),
-                self._place(r"</think>|reasoning_content"),
-                "reasoning of earlier turns is dropped: the answer that the cache holds is not what the next "
-                "turn's prompt has, so each turn computes the last answer again",
-                "nothing, if the model was trained so; some templates have a switch to keep it "
-                "(preserve_thinking, clear_thinking=false)",
-                None,
-                None,
-                _common([text, self._render([*self._asked, _REASONED]) or ""]),
-            )
+        kept = self._render([*self._asked, _REASONED, _NEXT])
+        if kept is not None and _THOUGHT not in kept:
+            answered = self._render([*self._asked, _REASONED]) or ""
+            yield self._dropped("reasoning of earlier turns is dropped", _common([kept, answered]))
+            return
+        switches = [{name: value} for name in self._switch_names() for value in (False, True)]
+        for switch in ({}, *switches):
+            opened = self._render(self._asked, **switch)
+            after = self._render([*self._asked, _ANSWERED, _NEXT], **switch)
+            if opened is None or after is None or after.startswith(opened.rstrip()):
+                continue
+            what = "what the generation prompt opens (an empty thought, blanks) is another in earlier turns"
+            yield self._dropped(what, _common([opened, after]))
+            return
+
+    def _dropped(self, what: str, position: int) -> Spot:
+        return Spot(
+            "HS503",
+            Severity.INFO,
+            (),
+            self._place(r"</think>|reasoning_content|add_generation_prompt"),
+            f"{what}: the answer that the cache holds is not what the next turn's prompt has, so each turn "
+            "computes the last answer again",
+            "nothing, if the model was trained so; some templates have a switch to keep it "
+            "(preserve_thinking, clear_thinking=false)",
+            None,
+            None,
+            position,
+        )
 
     def _rewritten_turns(self) -> Iterator[Spot]:
         for tools in (None, [_TOOL]):

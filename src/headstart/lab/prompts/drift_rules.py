@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from headstart.lab.prompts.problem import Path, Severity, Spot
 
-_TRAILING = re.compile(r"[ \t]+(?=\r?\n)|\n{4,}|\s+\Z")
+_TRAILING = re.compile(r"(?<![ \t])[ \t]+(?=\r?\n)|\n{4,}|(?<!\s)\s+\Z")
 _DOUBLED = re.compile(r"(?<=[^\s|:.])[ ]{2,}(?=[^\s|])|(?<=[.:])[ ]{3,}(?=[^\s|])")
 # Joiners belong between letters of some scripts and in emoji; blanks that may not break in French.
 _INVISIBLE = re.compile(

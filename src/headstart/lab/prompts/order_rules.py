@@ -58,9 +58,9 @@ def key_order(body: Body) -> Iterator[Spot]:
 
 def _objects(value: Any, path: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
     if isinstance(value, dict):
-        yield path, tuple(value)
+        if path[-1] != "properties":  # how a tool orders its own arguments is its own affair
+            yield path, tuple(value)
         for key, item in value.items():
-            # What properties are called is each tool's own affair, also where two happen to share names.
             yield from _objects(item, (*path, key))
     elif isinstance(value, list):
         for number, item in enumerate(value):

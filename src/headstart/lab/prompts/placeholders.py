@@ -14,17 +14,17 @@ from headstart.lab.prompts.problem import Severity, Sharing, Spot
 from headstart.lab.prompts.variable_rules import RULES_BY_KIND
 
 _EXPRESSION = re.compile(
-    r"""(?P<comment>\{\#.*?\#\}|\{\{!.*?\}\})
-      | (?P<block>\{%-?.*?%\}|\{\{[#/^>].*?\}\})
-      | \{\{[{&~-]?\s*(?P<double>[A-Za-z_][^{}]*?)\s*[~-]?\}?\}\}
-      | \$\{(?P<dollar>[^{}]+)\}
+    r"""(?P<comment>\{\#.{0,4000}?\#\}|\{\{!.{0,4000}?\}\})
+      | (?P<block>\{%-?.{0,2000}?%\}|\{\{[#/^>].{0,200}?\}\})
+      | \{\{[{&~-]?\s*(?P<double>[A-Za-z_][^{}]{0,500}?)\s*[~-]?\}?\}\}
+      | \$\{(?P<dollar>[^{}]{1,500})\}
       | (?<!\{)\{(?P<single>[A-Za-z_][\w.]*(?:\([^(){}]*\))?(?:\[[^\]{}]*\]|\.\w+(?:\([^(){}]*\))?)*)
         (?:![rsa])?(?P<format>:[^{}\n"]*)?\}
       | %\((?P<percent>\w+)\)[sdrif]
-      | <%=?\s*(?P<erb>.*?)\s*%>""",
+      | <%=?\s*(?P<erb>.{0,500}?)\s*%>""",
     re.VERBOSE | re.DOTALL,
 )
-_LOOP = re.compile(r"\{%-?\s*for\s+(?P<names>[\w, ]+?)\s+in\s+(?P<what>.+?)\s*-?%\}", re.DOTALL)
+_LOOP = re.compile(r"\{%-?\s*for\s+(?P<names>[\w, ]{1,200}?)\s+in\s+(?P<what>.{1,500}?)\s*-?%\}", re.DOTALL)
 _UNSORTED = re.compile(r"(?:\.(?:items|keys|values)\(\)|\|\s*items\b|\bset\()")
 _ENOUGH = 20  # characters of text behind a placeholder, from which it matters where it stands
 

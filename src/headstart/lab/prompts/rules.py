@@ -280,8 +280,8 @@ _ALL = (
         "reasoning of earlier turns is dropped",
         _I,
         "The cache holds the last answer as it was generated, with its reasoning; the next turn's prompt "
-        "has it without.  So each turn computes the last answer again.  Models are trained so: mostly it "
-        "is to be known, not to be changed.",
+        "has it without; so it is with an empty thought that the generation prompt opens.  Then each turn "
+        "computes the last answer again.  Models are trained so: mostly it is to be known, not changed.",
         "A switch of the template that keeps it, where the model allows that.",
         "{{ content.split('</think>')[-1] }}",
         "{{ content }}",

@@ -44,26 +44,29 @@ _PLACES = {
 def variables(body: Body) -> Iterator[Spot]:
     """The first of each kind in each part, with what is lost behind it."""
     for part, all_ in body.found:
-        firsts: dict[FindingKind, list[Variable]] = {}
+        by_kind: dict[FindingKind, list[tuple[Severity, Variable]]] = {}
         for variable in all_:
-            firsts.setdefault(variable.kind, []).append(variable)
-        for found in firsts.values():
-            first = next((variable for variable in found if variable.certain), found[0])
-            severity = _severity(body, part, first)
+            severity = _severity(body, part, variable)
             if severity is not None:
-                yield _spot(body, part, first, severity, len(found))
+                by_kind.setdefault(variable.kind, []).append((severity, variable))
+        for judged in by_kind.values():
+            severity, first = max(judged, key=lambda one: one[0].rank)  # the first one of the worst
+            yield _spot(body, part, first, severity, len(judged))
 
 
 def sharing(body: Body) -> Sharing:
     """What can be shared now, and what if all that varies moves behind it."""
-    spans = [
-        (part.start + variable.start, part.start + variable.end)
-        for part, found in body.found
-        if part.start is not None
-        for variable in found
-        if _severity(body, part, variable) is Severity.WARNING
-    ]
-    ruler, stable = body.ruler, body.ruler.before(body.stable_end)
+    ruler, spans, end = body.ruler, [], body.stable_end
+    for part, found in body.found:
+        shared = body.is_single or part.section is Section.HEAD
+        for variable in found if part.start is not None and shared else ():
+            start = (part.start or 0) + variable.start
+            severity = _severity(body, part, variable)
+            if severity is Severity.WARNING:
+                spans.append((start, start + variable.end - variable.start))
+            elif severity is None and variable.certain:
+                end = min(end, start)  # it stands right, behind all that is shared
+    stable = ruler.before(end)
     first = min((ruler.before(start) for start, _ in spans), default=None)
     varying = sum(max(1, ruler.before(end) - ruler.before(start)) for start, end in spans)
     now = stable if first is None else min(first, stable)
@@ -96,7 +99,7 @@ def _spot(body: Body, part: Part, first: Variable, severity: Severity, count: in
     name = NAMES_OF_KINDS[first.kind]
     role = "prompt" if body.is_single else part.role
     place = _PLACES.get(role, f"in an earlier {role} message")
-    more = f", and {count - 1} more behind it" if count > 1 else ""
+    more = f", and {count - 1} more in the same text" if count > 1 else ""
     sure = "" if first.certain else " (or a constant that looks like one)"
     if part.section is Section.HISTORY:
         fix = "fine if it stays as it is for the whole conversation; if each request writes it anew, drop it"
