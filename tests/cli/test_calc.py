@@ -102,6 +102,7 @@ def test_vram_says_what_the_weights_are(options: tuple[str, ...], weights: str) 
         (["cost", "gpt-1"], "cost: there is no price for 'gpt-1'; there is one for gpt-4o, "),
         (["cost", "--ttl", "2h"], "cost: --ttl must be 5m or 1h, not '2h'"),
         (["cost", "--hit-rate", 0.6, "--cacheable", 0.5], "cost: a hit rate of 60.0% is more than the 50.0%"),
+        (["cost", "--example", "--hit-rate", 0.5], "cost: the example has its own --prompt-tokens,"),
         (["cost", "--prices", "none.toml"], "cost: none.toml cannot be read: No such file or directory"),
         (["alignment", "--shared", "1,x"], "alignment: --shared must be numbers of tokens with commas"),
         (["alignment", "--block-size", "0"], "alignment: --block-size must be numbers of tokens"),

@@ -47,6 +47,8 @@ def test_every_length_with_every_size() -> None:
     ]
 
 
-def test_the_mean_over_a_block_of_lengths() -> None:
+@pytest.mark.parametrize("ends_there", [False, True])
+def test_the_mean_over_a_block_of_lengths(ends_there: bool) -> None:
     for size in (1, 16, 512):
-        assert mean_loss(size) == sum(loss(shared, size).hash for shared in range(1, size + 1)) / size
+        lost = [loss(shared, size, ends_there=ends_there).hash for shared in range(1, size + 1)]
+        assert mean_loss(size, ends_there=ends_there) == sum(lost) / size

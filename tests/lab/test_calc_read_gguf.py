@@ -90,8 +90,20 @@ def test_parts_of_the_weights(tmp_path: Path) -> None:
         ),
         (
             "deepseek2",
-            {"attention__kv_lora_rank": 8, "rope__dimension_count": 4, "attention__head_count_kv": 1},
+            {
+                "attention__kv_lora_rank": 8,
+                "rope__dimension_count": 4,
+                "attention__head_count_kv": 1,
+                "attention__key_length": 12,
+                "attention__value_length": 8,
+                "attention__key_length_mla": 10,
+            },
             [LayerGroup(6, 1, 12, is_latent=True)],
+        ),
+        (
+            "deepseek2",
+            {"attention__kv_lora_rank": 8, "attention__key_length": 10, "attention__value_length": 6},
+            [LayerGroup(6, 4, 16)],
         ),
     ],
 )

@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 
 from headstart.cli.calc.show_cost import show, show_example
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.lab.calc.cost import Bill, Traffic, bill, break_even_rate, break_even_uses
 from headstart.lab.calc.layout import BAD, GOOD, Part, cacheable, hit_rate, num_tokens
 from headstart.lab.calc.prices import Price, PriceTable, built_in, read_prices
+
+_PROMPT_TOKENS, _HIT_RATE = 5_000, 0.6
 
 
 def cost(
@@ -23,20 +25,28 @@ def cost(
         typer.Argument(help="Names of the price table.", show_default="all of it"),
     ] = None,
     requests_per_day: Annotated[int, typer.Option(help="Requests of this kind.", min=1)] = 10_000,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 5_000,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of each prompt.", min=1, show_default="5000")
+    ] = None,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=0)] = 300,
     hit_rate: Annotated[
-        float,
-        typer.Option(help="Share of all prompt tokens that is read from the cache.", min=0.0, max=1.0),
-    ] = 0.6,
+        float | None,
+        typer.Option(
+            help="Share of all prompt tokens that is read from the cache.",
+            min=0.0,
+            max=1.0,
+            show_default="0.6",
+        ),
+    ] = None,
     cacheable: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="Share of the prompt that is marked for the cache (cache_control), where writing costs.",
             min=0.0,
             max=1.0,
+            show_default="1: all of it",
         ),
-    ] = 1.0,
+    ] = None,
     ttl: Annotated[str, typer.Option(help="How long a write lasts: 5m or 1h, where writing costs.")] = "5m",
     prices: Annotated[
         Path | None,
@@ -46,7 +56,8 @@ def cost(
         bool,
         typer.Option(
             "--example",
-            help="One prompt in a bad and in a good order, with the hit rates of the cache core.",
+            help="One prompt in a bad and in a good order, with the hit rates of the cache core: it has its "
+            "own prompt tokens and shares.",
         ),
     ] = False,
     as_json: Annotated[
@@ -71,13 +82,22 @@ def cost(
         table = built_in() if prices is None else read_prices(prices)
         chosen = [table.named(name) for name in models] if models else list(table.prices.values())
         if example:
+            if any(one is not None for one in (prompt_tokens, hit_rate, cacheable)):
+                raise ConfigError("the example has its own --prompt-tokens, --hit-rate and --cacheable")
             found = [_compare(price, requests_per_day, output_tokens, ttl) for price in chosen]
             if as_json:
                 typer.echo(json.dumps(_example_fields(table, found), indent=2))
             else:
                 show_example(table, found, requests_per_day, output_tokens, Console(highlight=False))
             return
-        traffic = Traffic(requests_per_day, prompt_tokens, output_tokens, hit_rate, cacheable, ttl)
+        traffic = Traffic(
+            requests_per_day,
+            prompt_tokens or _PROMPT_TOKENS,
+            output_tokens,
+            _HIT_RATE if hit_rate is None else hit_rate,
+            1.0 if cacheable is None else cacheable,
+            ttl,
+        )
         rows = [(price, bill(price, traffic)) for price in chosen]
         if as_json:
             typer.echo(json.dumps(_fields(table, traffic, rows), indent=2))

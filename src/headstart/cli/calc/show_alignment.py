@@ -19,7 +19,7 @@ def show(found: Sequence[Loss], sizes: Sequence[int], *, ends_there: bool, conso
     """Tokens lost by length and block size, then how the loss goes with the length."""
     where = ", prompts that end there" if ends_there else ""
     console.print(f"Tokens computed again of a shared prefix{where}\n")
-    console.print(_table(found, sizes))
+    console.print(_table(found, sizes, ends_there=ends_there))
     console.print()
     for line in _plot(sizes, ends_there=ends_there):
         console.print(line)
@@ -29,7 +29,7 @@ def show(found: Sequence[Loss], sizes: Sequence[int], *, ends_there: bool, conso
     )
 
 
-def _table(found: Sequence[Loss], sizes: Sequence[int]) -> Table:
+def _table(found: Sequence[Loss], sizes: Sequence[int], *, ends_there: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("shared", justify="right")
     for size in sizes:
@@ -40,7 +40,9 @@ def _table(found: Sequence[Loss], sizes: Sequence[int]) -> Table:
         cells = [f"{one.hash:,} ({one.hash_share:.1%})" if one.hash else "0" for one in row]
         table.add_row(f"{row[0].shared:,}", *cells, f"{row[0].radix}")
     table.add_section()
-    table.add_row("mean", *(f"{mean_loss(size):,.1f}" for size in sizes), f"{found[0].radix}")
+    table.add_row(
+        "mean", *(f"{mean_loss(size, ends_there=ends_there):,.1f}" for size in sizes), f"{found[0].radix}"
+    )
     return table
 
 

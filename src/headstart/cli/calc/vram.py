@@ -71,7 +71,7 @@ def vram(
     overhead: Annotated[
         str,
         typer.Option(
-            help="Allowance for activations, graphs and libraries: measured by no one here.",
+            help="Allowance for activations, graphs and libraries; it is not measured.",
             rich_help_panel=_MACHINE,
         ),
     ] = "1.5GiB",
@@ -119,14 +119,13 @@ def vram(
 
         headstart calc vram ./config.json --memory 80GB --length 32768 --shared 24000
     """
-    storage_size = None if weights is None else weights
     try:
         shape = _find(model)
         storage = Storage(
             dtype,
             quantization,
             kv_cache_dtype,
-            None if storage_size is None else parse_bytes(storage_size, "--weights"),
+            None if weights is None else parse_bytes(weights, "--weights"),
         )
         load = Load(length or shape.context_length or _DEFAULT_LENGTH, shared, block_size)
         taken = footprint(shape, storage, load, tensor_parallel_size)

@@ -37,6 +37,9 @@ def losses(shared: Sequence[int], block_sizes: Sequence[int], *, ends_there: boo
     return [loss(tokens, size, ends_there=ends_there) for tokens in shared for size in block_sizes]
 
 
-def mean_loss(block_size: int) -> float:
-    """Tokens that the hash index loses on average, where every length is as likely: ``(B - 1) / 2``."""
-    return (block_size - 1) / 2
+def mean_loss(block_size: int, *, ends_there: bool = False) -> float:
+    """Tokens that the hash index loses on average, where every length is as likely.
+
+    ``(B - 1) / 2``, and one more where prompts end with the shared part.
+    """
+    return (block_size - 1) / 2 + ends_there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
@@ -48,6 +49,7 @@ def cacheable(layout: tuple[Part, ...]) -> float:
     return num_tokens(layout[:kept]) / num_tokens(layout)
 
 
+@cache
 def hit_rate(
     layout: tuple[Part, ...], *, num_requests: int = 200, num_customers: int = 20, steps: int = 1
 ) -> float:

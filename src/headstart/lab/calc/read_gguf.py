@@ -41,7 +41,7 @@ def _groups(
     own: Mapping[str, Any], values: CheckedValues, architecture: str, num_layers: int
 ) -> tuple[LayerGroup, ...]:
     windows = _windows(own, values, architecture, num_layers)
-    if "attention.kv_lora_rank" in own:
+    if own.get("attention.key_length_mla"):  # older files lack it, and llama.cpp keeps K and V of their heads
         size = values.integer("attention.kv_lora_rank") + values.integer("rope.dimension_count")
         return (LayerGroup(num_layers, 1, size, is_latent=True),)
     counts = own.get("attention.head_count_kv", own.get("attention.head_count"))
