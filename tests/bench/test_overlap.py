@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from bench.overlap import SEATS, contention, conversations, dilution, questions_and_jobs
 from headstart.lab.replay.routers import Routing
 
@@ -18,6 +20,6 @@ def test_a_row_for_one_replica_and_for_each_routing() -> None:
 def test_a_turn_has_all_that_was_said_before() -> None:
     traffic = conversations(num_users=2, num_turns=3).requests
     mine = [request for request in traffic if request.session == "user 0"]
-    for before, after in zip(mine, mine[1:], strict=False):
+    for before, after in itertools.pairwise(mine):
         assert before.output is not None
         assert after.symbols.startswith(before.symbols + before.output)

@@ -46,8 +46,8 @@ def test_a_trace_alone_is_enough(trace: Path) -> None:
     result = invoke(trace)
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
-    assert "trace.jsonl (mooncake): 3 requests" in result.stdout
-    assert "optimal  (blocks)  512" in result.stdout
+    assert "trace.jsonl (mooncake): 3 requests in blocks of 512 tokens" in result.stdout
+    assert "optimal  (blocks)" in result.stdout
     assert "This is a block view" in result.stdout
 
 
@@ -130,7 +130,7 @@ def test_bad_lines_are_counted_or_stop_it(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "bad.jsonl", [*rows, *mooncake([1, 2])])
     result = invoke(path)
-    assert "2 requests, 1 lines skipped" in result.stdout
+    assert "2 requests in blocks of 512 tokens, 1 lines skipped" in result.stdout
     assert "bad.jsonl:2: " in result.stdout
     strict = invoke(path, "--strict")
     assert (strict.exit_code, strict.stdout) == (1, "")

@@ -71,7 +71,7 @@ def test_the_report_as_json() -> None:
 def test_the_report_says_what_it_counts() -> None:
     text = text_of(run(TRACE, AXES, [512], warmup=1))
     for words in (
-        "by-ids (mooncake): 3 requests, the first 1 as warm-up",
+        "by-ids (mooncake): 3 requests in blocks of 512 tokens, the first 1 as warm-up",
         "hit tokens of all prompt tokens",
         "A prompt's last token never counts as a hit",
         "The first 1 requests fill the cache and do not count",
@@ -86,10 +86,10 @@ def test_the_report_says_what_it_counts() -> None:
 def test_lines_of_the_table() -> None:
     lines = [" ".join(line.split()) for line in text_of(run(TRACE, AXES, [512])).splitlines()]
     for line in (
-        "policy index block capacity of U U/C tokens full any blocks evicted",
-        "lru radix 512 5 83.3% 1.20 22.22% 33.33% 33.33% 22.22% 2",
-        "lru radix 512 unbounded 22.22% 33.33% 33.33% 22.22% 0",
-        "optimal (blocks) 512 3 50.0% 2.00 0.00% 0.00% 0.00% 0.00% 6",
+        "policy index capacity of U U/C tokens full any blocks evicted",
+        "lru radix 5 83.3% 1.20 22.22% 33.33% 33.33% 22.22% 2",
+        "lru radix unbounded 22.22% 33.33% 33.33% 22.22% 0",
+        "optimal (blocks) 3 50.0% 2.00 0.00% 0.00% 0.00% 0.00% 6",
         "capacity hit last token evicted cold",
         "3 0.00% 33.33% 22.22% 44.44%",
     ):

@@ -13,6 +13,7 @@ from headstart.errors import ConfigError
 from headstart.lab.replay.costs import CostModel
 from headstart.lab.replay.outcome import Outcome, Setting
 from headstart.lab.replay.replay import replay
+from headstart.lab.replay.report import definitions, notes
 from headstart.lab.replay.scheduled import replay_scheduled
 from headstart.lab.traces.trace import Trace, TraceFormat, TraceRequest
 
@@ -219,6 +220,22 @@ def test_an_adaptive_budget_learns_from_simulated_time() -> None:
     adaptive = replay_scheduled(traffic, setting, costs, max_num_batched_tokens="auto")
     assert fixed.served[1].first_token_s == pytest.approx(0.1 + 600 * 0.005, abs=0.1)
     assert adaptive.served[1].first_token_s == pytest.approx(600 / 20 * 0.2, abs=0.5)  # chunks of 20
+
+
+def test_a_report_says_what_is_simulated_and_what_is_made_up() -> None:
+    known = trace(request([1, 2], 0.0, output=run([3])))
+    unknown = trace(request([1, 2], 0.0, 5))
+    costs = CostModel(step=0.25)
+    for traffic in (known, unknown):
+        outcome = replay_scheduled(traffic, Setting(max_num_seqs=2), costs)
+        told = definitions(traffic, [outcome], costs, 0)
+        assert (
+            "Requests come at the trace's times and overlap, so many at once; what runs holds its blocks."
+            in told
+        )
+        assert any("a step takes 250 ms" in sentence for sentence in told)
+        made_up = [sentence for sentence in notes(traffic, [outcome]) if "made up" in sentence]
+        assert bool(made_up) == (traffic is unknown)
 
 
 def test_a_policy_that_does_not_exist_is_a_sentence() -> None:

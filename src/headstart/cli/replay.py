@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,8 @@ from headstart.model.spec import read_spec
 _TRACE, _CACHE, _LOAD, _OUTPUT = "Trace", "Cache", "Load", "Output"
 _BYTES_PER_ELEMENT = 2
 """Of K and V: bfloat16 or float16, which engines keep."""
+_FILE_WIDTH = 120
+"""Columns where there is no terminal to fit: tables are not cut."""
 
 
 def replay(
@@ -208,7 +211,7 @@ def replay(
     if as_json:
         typer.echo(json.dumps(fields(report), indent=2))
     else:
-        print_report(report, Console(highlight=False))
+        print_report(report, _output())
 
 
 def _policies(policy: str | None, *, alone: bool) -> list[str]:
@@ -256,6 +259,13 @@ def _kv_bytes(model: str | None) -> int | None:
         return None
     with fetch_progress() as progress:
         return read_spec(resolve(model, progress=progress)).kv_bytes_per_token(_BYTES_PER_ELEMENT)
+
+
+def _output() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_WIDTH
+    return console
 
 
 def _progress(description: str, console: Console) -> Progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -95,12 +95,8 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
         )
         if any(one.setting.max_num_seqs is not None for one in outcomes):
             found.append(ANSWERS_TAKE_NO_ROOM)
-    elif all(one.setting.max_num_seqs is not None for one in outcomes):
-        found.append("Answers that the trace does not have are made up, of tokens that no prompt has.")
-    elif any(request.output for request in trace.requests):
-        found.append("Answers that the trace has are cached behind their prompts, as an engine does.")
     else:
-        found.append("The trace has no answers: what an engine would cache of them is missing here.")
+        found += _on_answers(trace, overlap=any(one.setting.max_num_seqs is not None for one in outcomes))
     radix = any(one.setting.prefix_index == "radix" for one in outcomes)
     if size == 1 and radix and any(one.setting.policy == OPTIMAL for one in outcomes):
         found.append(
@@ -120,6 +116,19 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
             + (f"; and {more:,} more" if more > 0 else "")
         )
     return found
+
+
+def _on_answers(trace: Trace, *, overlap: bool) -> Iterator[str]:
+    num_known = sum(bool(request.output) for request in trace.requests)
+    if num_known:
+        yield "Answers that the trace has are cached behind their prompts, as an engine does."
+    if overlap and num_known < len(trace.requests):
+        yield (
+            "Where requests overlap, answers that the trace does not have are made up, of tokens that no "
+            "prompt has."
+        )
+    elif not num_known:
+        yield "The trace has no answers: what an engine would cache of them is missing here."
 
 
 def fields(report: ReplayReport) -> dict[str, Any]:

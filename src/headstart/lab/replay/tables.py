@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,70 +27,78 @@ def print_report(report: ReplayReport, console: Console) -> None:
 
 
 def _heading(report: ReplayReport) -> str:
+    sizes = " and ".join(map(str, report.bounds))
     skipped = f", {report.num_skipped:,} lines skipped" if report.num_skipped else ""
     warmup = f", the first {report.num_warmup:,} as warm-up" if report.num_warmup else ""
-    requests = f"{report.num_requests:,} requests{warmup}{skipped}"
+    requests = f"{report.num_requests:,} requests in blocks of {sizes} tokens{warmup}{skipped}"
     return f"[bold]{escape(report.trace_name)}[/] ({report.trace_format}): {requests}"
 
 
 def _rates_table(report: ReplayReport) -> Table:
+    words, figures = _words(report), _figures(report)
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    varies = _Varies(report)
-    for name in varies.names:
-        table.add_column(name, no_wrap=True)
-    headers = ("capacity", "of U", "U/C", "tokens", "full", "any", "blocks", "evicted")
-    for header in headers:
+    for header in words:
+        table.add_column(header, no_wrap=True)
+    for header in figures:
         table.add_column(header, justify="right", no_wrap=True)
     for outcome in report.outcomes:
-        setting = outcome.setting
-        bounds = report.bounds[setting.block_size]
-        table.add_row(*varies.cells(setting), *_capacity(setting, bounds), *_rates(outcome))
+        table.add_row(*(show(outcome) for show in (*words.values(), *figures.values())))
     return table
 
 
-class _Varies:
-    """The columns that say which setting it is; those of load and replicas only where they are used."""
-
-    def __init__(self, report: ReplayReport) -> None:
-        settings = [outcome.setting for outcome in report.outcomes]
-        self.names = ["policy", "index", "block"]
-        self._with_seqs = any(each.max_num_seqs is not None for each in settings)
-        self._with_replicas = any(each.replicas > 1 for each in settings)
-        self.names += ["at once"] * self._with_seqs + ["replicas"] * self._with_replicas
-
-    def cells(self, setting: Setting) -> list[str]:
-        index = "(blocks)" if setting.policy == OPTIMAL else setting.prefix_index
-        cells = [setting.policy, index, str(setting.block_size)]
-        if self._with_seqs:
-            cells.append("" if setting.max_num_seqs is None else f"{setting.max_num_seqs:,}")
-        if self._with_replicas:
-            cells.append(f"{setting.replicas}, {setting.routing}")
-        return cells
+_Columns = dict[str, Callable[[Outcome], str]]
+"""Headers, and what they show of an outcome."""
 
 
-def _capacity(setting: Setting, bounds: Bounds) -> tuple[str, str, str]:
-    capacity = setting.capacity_blocks
-    if capacity is None:
-        return _blocks(setting), "", ""
-    share = f"{capacity / bounds.num_unique_blocks:.1%}" if bounds.num_unique_blocks else ""
-    return _blocks(setting), share, f"{bounds.pressure(capacity):,.2f}"
+def _words(report: ReplayReport) -> _Columns:
+    """The columns that say which setting it is, those of load and replicas only where they are used."""
+    settings = [outcome.setting for outcome in report.outcomes]
+    columns: _Columns = {
+        "policy": lambda one: one.setting.policy,
+        "index": lambda one: "(blocks)" if one.setting.policy == OPTIMAL else one.setting.prefix_index,
+    }
+    if len(report.bounds) > 1:
+        columns["block"] = lambda one: str(one.setting.block_size)
+    if any(each.max_num_seqs is not None for each in settings):
+        columns["at once"] = lambda one: str(one.setting.max_num_seqs or "none")
+    if any(each.replicas > 1 for each in settings):
+        columns["replicas"] = lambda one: f"{one.setting.replicas}, {one.setting.routing}"
+    return columns
 
 
-def _blocks(setting: Setting) -> str:
+def _figures(report: ReplayReport) -> _Columns:
+    columns: _Columns = {
+        "capacity": lambda one: _capacity(one.setting),
+        "of U": lambda one: _share(one.setting, report.bounds),
+        "U/C": lambda one: _pressure(one.setting, report.bounds),
+        "tokens": lambda one: _percent(one.rates.token_hit_rate),
+        "full": lambda one: _percent(one.rates.request_full_hit_rate),
+        "any": lambda one: _percent(one.rates.request_any_hit_rate),
+        "blocks": lambda one: _percent(one.rates.block_hit_rate),
+        "evicted": lambda one: f"{one.num_evicted_blocks:,}",
+    }
+    if any(outcome.setting.replicas > 1 for outcome in report.outcomes):
+        del columns["U/C"]  # which part of U a replica gets is the router's affair
+    return columns
+
+
+def _capacity(setting: Setting) -> str:
     return "unbounded" if setting.capacity_blocks is None else f"{setting.capacity_blocks:,}"
+
+
+def _share(setting: Setting, bounds: Mapping[int, Bounds]) -> str:
+    unique = bounds[setting.block_size].num_unique_blocks
+    capacity = setting.capacity_blocks
+    return f"{capacity / unique:.1%}" if capacity is not None and unique else ""
+
+
+def _pressure(setting: Setting, bounds: Mapping[int, Bounds]) -> str:
+    capacity = setting.capacity_blocks
+    return "" if capacity is None else f"{bounds[setting.block_size].pressure(capacity):,.2f}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
-
-
-def _rates(outcome: Outcome) -> Iterator[str]:
-    rates = outcome.rates
-    yield _percent(rates.token_hit_rate)
-    yield _percent(rates.request_full_hit_rate)
-    yield _percent(rates.request_any_hit_rate)
-    yield _percent(rates.block_hit_rate)
-    yield f"{outcome.num_evicted_blocks:,}"
 
 
 def _print_misses(report: ReplayReport, console: Console) -> None:
@@ -99,8 +108,8 @@ def _print_misses(report: ReplayReport, console: Console) -> None:
         return
     setting = outcomes[0].setting
     console.print(
-        f"\nWhat became of prompt tokens: {setting.policy}, {setting.prefix_index} index, blocks of "
-        f"{setting.block_size}"
+        f"\nWhat became of prompt tokens with the first of these: {setting.policy}, "
+        f"{setting.prefix_index} index, blocks of {setting.block_size}"
     )
     reasons = [reason for reason in MissReason if any(reason in outcome.misses for outcome in outcomes)]
     table = Table(box=None, padding=(0, 1), header_style="bold")
@@ -109,7 +118,7 @@ def _print_misses(report: ReplayReport, console: Console) -> None:
     for outcome in outcomes:
         tokens, misses = outcome.rates.num_prompt_tokens, outcome.misses
         shares = [misses.get(reason, 0) / tokens if tokens else 0.0 for reason in reasons]
-        table.add_row(_blocks(outcome.setting), *map(_percent, (outcome.rates.token_hit_rate, *shares)))
+        table.add_row(_capacity(outcome.setting), *map(_percent, (outcome.rates.token_hit_rate, *shares)))
     console.print(table)
 
 
@@ -117,8 +126,7 @@ def _first_series(report: ReplayReport) -> Iterator[Outcome]:
     online = [outcome for outcome in report.outcomes if outcome.setting.policy != OPTIMAL]
     for outcome in online:
         first, setting = online[0].setting, outcome.setting
-        alike = (first.policy, first.prefix_index, first.block_size)
-        if (setting.policy, setting.prefix_index, setting.block_size) == alike:
+        if replace(setting, capacity_blocks=first.capacity_blocks) == first:
             yield outcome
 
 
