@@ -80,7 +80,7 @@ def replay(
             "unique blocks (10%), unbounded.",
             rich_help_panel=_CACHE,
         ),
-    ] = "1%,2%,5%,10%,20%,50%",
+    ] = "1%,2%,5%,10%,20%,50%,unbounded",
     block_size: Annotated[
         str | None,
         typer.Option(

@@ -108,7 +108,7 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
         )
     refused = sorted({(one.setting.capacity_blocks or 0, one.refused) for one in outcomes if one.refused})
     found += [
-        f"Refused, since they need more than {capacity:,} blocks: {count:,} of the requests, missed as skipped."
+        f"Refused, since they need more than {capacity:,} blocks: {count:,} of the requests (as skipped)."
         for capacity, count in refused
     ]
     if trace.skipped:
