@@ -20,7 +20,7 @@ from headstart.lab.traces.read import read_traces
 from headstart.model.source import ModelFiles
 from tests.e2e.conftest import Server, StartServer
 
-REQUESTS, AT_ONCE, BLOCKS = 300, 12, 48
+REQUESTS, AT_ONCE, BLOCKS = 300, 16, 60
 
 
 def bodies() -> list[dict[str, Any]]:

@@ -10,7 +10,9 @@ from headstart.cache.reasons import MissReason
 from headstart.errors import ConfigError
 from headstart.lab.replay.costs import CostModel
 from headstart.lab.replay.outcome import Outcome, Setting
+from headstart.lab.replay.overlapping import ANSWERS_TAKE_NO_ROOM
 from headstart.lab.replay.replay import replay
+from headstart.lab.replay.report import notes
 from headstart.lab.replay.scheduled import replay_scheduled
 from headstart.lab.traces.trace import Trace, TraceFormat, TraceRequest
 
@@ -101,6 +103,13 @@ def test_the_warm_up_does_not_count() -> None:
     )
     assert hit_blocks(outcome) == [1]
     assert told == [0, 256]
+
+
+def test_a_report_says_that_answers_take_no_room() -> None:
+    traffic = trace(request([1, 2]))
+    outcome = replay_scheduled(traffic, setting(), COSTS)
+    assert ANSWERS_TAKE_NO_ROOM in notes(traffic, [outcome])
+    assert ANSWERS_TAKE_NO_ROOM not in notes(traffic, [replay(traffic, Setting(block_size=SIZE))])
 
 
 def test_only_multiples_of_the_traces_block() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from array import array
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from headstart.errors import ConfigError
 from headstart.lab.replay.costs import CostModel
 from headstart.lab.replay.outcome import Outcome, Setting
 from headstart.lab.replay.replay import replay
+from headstart.lab.replay.report import definitions, notes
 from headstart.lab.replay.scheduled import replay_scheduled
 from headstart.lab.traces.trace import Trace, TraceFormat, TraceRequest
 
@@ -120,6 +122,32 @@ def test_what_evicts_under_contention() -> None:
     assert hits(replay_scheduled(trace(first, *crowd, again), roomy, SECOND))[-1] == 16
 
 
+def test_contention() -> None:
+    """Questions about 12 documents of 8 blocks, in a pool of 200, and jobs that share nothing, of 14.
+
+    A quarter are jobs, which run 16 times as long as questions: of the seats they take five of six.  The more
+    of them run, the less is left for documents that nobody reads just now; at 14 seats jobs fill the pool.
+    """
+    rng = Random(0)
+    made = []
+    for number in range(400):
+        if rng.random() < 0.25:
+            made.append(request(text(100 + number, 24), num_output=32))
+        else:
+            made.append(request([*text(rng.randrange(12), 32), *text(100 + number, 2)], num_output=2))
+    one, ten, twenty = (
+        replay_scheduled(
+            trace(*made), Setting(block_size=4, capacity_blocks=200, max_num_seqs=seats), SECOND, warmup=50
+        )
+        for seats in (1, 10, 20)
+    )
+    assert one.rates.token_hit_rate > ten.rates.token_hit_rate + 0.1
+    assert ten.rates.token_hit_rate > twenty.rates.token_hit_rate + 0.1
+    assert one.misses[MissReason.EVICTED] < ten.misses[MissReason.EVICTED]
+    assert (one.num_preemptions, ten.num_preemptions) == (0, 0)
+    assert twenty.num_preemptions > 0
+
+
 def test_a_pool_too_small_for_two_answers_preempts_one() -> None:
     """Two prompts of 2 blocks and answers of 2 blocks each in a pool of 6."""
     outcome = replay_scheduled(
@@ -192,6 +220,22 @@ def test_an_adaptive_budget_learns_from_simulated_time() -> None:
     adaptive = replay_scheduled(traffic, setting, costs, max_num_batched_tokens="auto")
     assert fixed.served[1].first_token_s == pytest.approx(0.1 + 600 * 0.005, abs=0.1)
     assert adaptive.served[1].first_token_s == pytest.approx(600 / 20 * 0.2, abs=0.5)  # chunks of 20
+
+
+def test_a_report_says_what_is_simulated_and_what_is_made_up() -> None:
+    known = trace(request([1, 2], 0.0, output=run([3])))
+    unknown = trace(request([1, 2], 0.0, 5))
+    costs = CostModel(step=0.25)
+    for traffic in (known, unknown):
+        outcome = replay_scheduled(traffic, Setting(max_num_seqs=2), costs)
+        told = definitions(traffic, [outcome], costs, 0)
+        assert (
+            "Requests come at the trace's times and overlap, so many at once; what runs holds its blocks."
+            in told
+        )
+        assert any("a step takes 250 ms" in sentence for sentence in told)
+        made_up = [sentence for sentence in notes(traffic, [outcome]) if "made up" in sentence]
+        assert bool(made_up) == (traffic is unknown)
 
 
 def test_a_policy_that_does_not_exist_is_a_sentence() -> None:

@@ -67,7 +67,10 @@ class CostModel:
         ]
         if self.attended_token:
             parts.append(f"{_shown(self.attended_token)} for each token that a computed token attends to")
-        sentences = [f"Time is simulated: a step takes {_shown(self.step)}, and {', '.join(parts)} ({self})."]
+        added = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        sentences = [
+            f"Time is simulated: a step takes {_shown(self.step)}, and in addition {added} ({self})."
+        ]
         if self == CostModel():
             sentences.append(
                 "These constants are those of the embedded model on two cores of a server's CPU: "

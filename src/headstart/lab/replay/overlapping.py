@@ -19,6 +19,11 @@ from headstart.lab.replay.outcome import Outcome, Served, Setting
 from headstart.lab.replay.replay import num_blocks_of
 from headstart.lab.traces.trace import Trace, TraceRequest
 
+ANSWERS_TAKE_NO_ROOM = (
+    "Hash ids do not tell the blocks of answers: an answer keeps its prompt's blocks in use while it is "
+    "generated, and takes no blocks itself."
+)
+"""What a report has to say of such a replay."""
 _CHUNK = 2048  # tokens of a prompt that one step computes
 
 

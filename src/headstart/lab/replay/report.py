@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, Rates, ReplayReport
+from headstart.lab.replay.overlapping import ANSWERS_TAKE_NO_ROOM
 from headstart.lab.traces.trace import Trace
 
 _RATES = (
@@ -72,10 +73,8 @@ def definitions(trace: Trace, outcomes: Sequence[Outcome], costs: CostModel, war
         )
     if any(one.setting.max_num_seqs is not None for one in outcomes):
         when = "at the trace's times" if trace.has_times else "as soon as there is a seat"
-        sentences.append(
-            f"Requests come {when} and overlap, so many at once; what runs holds its blocks. Steps take as "
-            f"long as this cost model says, in seconds: {costs}."
-        )
+        sentences.append(f"Requests come {when} and overlap, so many at once; what runs holds its blocks.")
+        sentences += costs.describe()
     else:
         sentences.append("Each request is computed and done before the next comes: none waits or overlaps.")
     if any(one.setting.replicas > 1 for one in outcomes):
@@ -94,12 +93,10 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
             "counts as computed, for its last token. It takes a block of the cache, though it may be "
             "partly filled."
         )
-    elif all(one.setting.max_num_seqs is not None for one in outcomes):
-        found.append("Answers that the trace does not have are made up, of tokens that no prompt has.")
-    elif any(request.output for request in trace.requests):
-        found.append("Answers that the trace has are cached behind their prompts, as an engine does.")
+        if any(one.setting.max_num_seqs is not None for one in outcomes):
+            found.append(ANSWERS_TAKE_NO_ROOM)
     else:
-        found.append("The trace has no answers: what an engine would cache of them is missing here.")
+        found += _on_answers(trace, overlap=any(one.setting.max_num_seqs is not None for one in outcomes))
     radix = any(one.setting.prefix_index == "radix" for one in outcomes)
     if size == 1 and radix and any(one.setting.policy == OPTIMAL for one in outcomes):
         found.append(
@@ -119,6 +116,19 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
             + (f"; and {more:,} more" if more > 0 else "")
         )
     return found
+
+
+def _on_answers(trace: Trace, *, overlap: bool) -> Iterator[str]:
+    num_known = sum(bool(request.output) for request in trace.requests)
+    if num_known:
+        yield "Answers that the trace has are cached behind their prompts, as an engine does."
+    if overlap and num_known < len(trace.requests):
+        yield (
+            "Where requests overlap, answers that the trace does not have are made up, of tokens that no "
+            "prompt has."
+        )
+    elif not num_known:
+        yield "The trace has no answers: what an engine would cache of them is missing here."
 
 
 def fields(report: ReplayReport) -> dict[str, Any]:

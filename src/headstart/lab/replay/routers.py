@@ -22,7 +22,8 @@ MEMORY_BLOCKS = 1 << 15
 WINDOW = 32
 """A replica's load is its share of the last ``WINDOW`` requests for each replica."""
 IMBALANCE = 1.5
-"""A replica that got so many times its fair share of them gets no more for its prefixes."""
+SLACK = 8
+"""A replica with more than so many times the least load, and so many requests, gets none for its prefixes."""
 
 
 class Routing(StrEnum):
@@ -104,9 +105,9 @@ def _hash(key: bytes, replica: int) -> bytes:
 class PrefixRouter:
     """To where most of the prompt was sent lately; among equals, to where the load is least.
 
-    Of each replica the last ``memory_blocks`` blocks are remembered that it was sent.  A replica that got
-    more than `IMBALANCE` times its fair share of the latest requests is passed over, so that one system
-    prompt, which all requests share, does not bring all of them to one replica.
+    Of each replica the last ``memory_blocks`` blocks are remembered that it was sent.  A replica with more
+    than `IMBALANCE` times the least load and `SLACK` requests is passed over, so that one system prompt,
+    which all requests share, does not bring all of them to one replica.
     """
 
     def __init__(self, replicas: int, block_symbols: int, memory_blocks: int = MEMORY_BLOCKS) -> None:
@@ -121,7 +122,7 @@ class PrefixRouter:
         """See `Router`."""
         asked = CacheRequest("", request.symbols, namespace=request.namespace)
         digests = self._hasher.extend(asked, asked.num_tokens // self._size)
-        most = max(1.0, IMBALANCE * len(self._latest) / len(self._sent))
+        most = IMBALANCE * min(self._loads) + SLACK
         chosen = min(
             (replica for replica, load in enumerate(self._loads) if load <= most),
             key=lambda replica: (-self._match(replica, digests), self._loads[replica]),
@@ -159,6 +160,5 @@ def make_router(trace: Trace, setting: Setting, *, seed: int = 0) -> Router:
         case Routing.CONSISTENT_HASH:
             return ConsistentHashRouter(setting.replicas, block_symbols)
         case Routing.PREFIX:
-            memory = min(setting.capacity_blocks or MEMORY_BLOCKS, MEMORY_BLOCKS)
-            return PrefixRouter(setting.replicas, block_symbols, memory)
+            return PrefixRouter(setting.replicas, block_symbols)
     raise ConfigError(f"routing must be one of {', '.join(Routing)}, not {setting.routing!r}")

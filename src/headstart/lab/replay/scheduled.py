@@ -54,12 +54,12 @@ def replay_scheduled(
     engine = SimulatedEngine(trace, setting, costs, max_num_batched_tokens)
     told = 0
     for number, request in enumerate(trace.requests):
-        engine.run_until(engine.has_come(request))
+        engine.wait_for(request)
         engine.add(number, request)
         if progress is not None and number >= told + _TOLD_EVERY:
             told = number
             progress(number)
-    engine.run_until(lambda: False)
+    engine.finish()
     return Outcome(
         setting,
         [engine.served[number] for number in range(warmup, len(trace.requests))],
@@ -114,22 +114,20 @@ class SimulatedEngine:
         self._made_up = count(HIGHEST_TOKEN, -1)
         self._live: dict[str, _Live] = {}
 
-    def has_come(self, request: TraceRequest) -> Callable[[], bool]:
-        """Whether it is time for the request, to be asked again as time goes by."""
-        arrival = request.arrival_s
+    def wait_for(self, recorded: TraceRequest) -> None:
+        """Step until the request comes: at its time, or as soon as there is a seat."""
+        arrival = recorded.arrival_s
         if not self._has_times or arrival is None:
-            return lambda: len(self._live) < self._seats
+            while len(self._live) >= self._seats:
+                self._step()
+            return
+        while self.now < arrival and self.scheduler.has_work:
+            self._step()
+        self.now = max(self.now, arrival)
 
-        def come() -> bool:
-            if not self.scheduler.has_work:
-                self.now = max(self.now, arrival)
-            return self.now >= arrival
-
-        return come
-
-    def run_until(self, reached: Callable[[], bool]) -> None:
-        """Step until it is so, or nothing is left to do."""
-        while not reached() and self.scheduler.has_work:
+    def finish(self) -> None:
+        """Step until nothing is left to do."""
+        while self.scheduler.has_work:
             self._step()
 
     def add(self, number: int, recorded: TraceRequest) -> None:
