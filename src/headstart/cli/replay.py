@@ -66,6 +66,15 @@ def replay(
             rich_help_panel=_TRACE,
         ),
     ] = False,
+    hash_block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="How many tokens a hash id stands for.",
+            show_default="told by the lines' lengths",
+            min=1,
+            rich_help_panel=_TRACE,
+        ),
+    ] = None,
     warmup: Annotated[
         str,
         typer.Option(
@@ -181,7 +190,7 @@ def replay(
             replicas=replicas,
             routings=names(routing, ROUTINGS),
         )
-        trace = _read(traces, format_, model, console, strict=strict)
+        trace = _read(traces, format_, model, console, strict=strict, hash_block_size=hash_block_size)
         with _progress("replaying", console) as bar:
             report = run(
                 trace,
@@ -213,7 +222,13 @@ def _policies(policy: str | None, *, alone: bool) -> list[str]:
 
 
 def _read(
-    traces: list[str], format_: TraceFormat | None, model: str | None, console: Console, *, strict: bool
+    traces: list[str],
+    format_: TraceFormat | None,
+    model: str | None,
+    console: Console,
+    *,
+    strict: bool,
+    hash_block_size: int | None,
 ) -> Trace:
     def reader() -> PromptReader:
         with fetch_progress() as progress:
@@ -222,7 +237,14 @@ def _read(
     with _progress("reading", console) as bar:
         sizes = [Path(path).stat().st_size for path in traces if Path(path).is_file()]
         told = _told(bar, sum(sizes) if len(sizes) == len(traces) else None)
-        return read_traces(traces, format=format_, reader=reader, strict=strict, progress=told)
+        return read_traces(
+            traces,
+            format=format_,
+            reader=reader,
+            strict=strict,
+            progress=told,
+            hash_block_size=hash_block_size,
+        )
 
 
 def _write(path: Path, page: str) -> None:
