@@ -130,7 +130,7 @@ def test_bad_lines_are_counted_or_stop_it(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "bad.jsonl", [*rows, *mooncake([1, 2])])
     result = invoke(path)
-    assert "2 requests in blocks of 512 tokens, 1 lines skipped" in result.stdout
+    assert "2 requests in blocks of 512 tokens, 1 line skipped" in result.stdout
     assert "bad.jsonl:2: " in result.stdout
     strict = invoke(path, "--strict")
     assert (strict.exit_code, strict.stdout) == (1, "")
