@@ -44,7 +44,7 @@ def priced(
     needed = {number for price in told for number in price.needs}
     told += [price for price in prices if price.number in needed and price not in worth]
     counted = sum(request.num_prompt_tokens for request in trace.requests[warmup:])
-    return [_candidate(trace, price, reaches.causes, counted) for price in told]
+    return [_candidate(trace, price, reaches.causes, counted, hides=price.number in needed) for price in told]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,13 @@ class _Reaches:
         return self._known[gone]
 
 
-def _candidate(trace: Trace, price: _Price, causes: Sequence[Cause], num_tokens: int) -> Candidate:
+def _candidate(
+    trace: Trace, price: _Price, causes: Sequence[Cause], num_tokens: int, *, hides: bool
+) -> Candidate:
     cause, needs = causes[price.number], [causes[number] for number in price.needs]
     fix = cause.fix
+    if hides:
+        fix += " Mend this first: what it hides is charged to the findings behind it."
     if needs:
         kinds = " and ".join(f"{one.kind} at token {int(one.position):,}" for one in needs)
         fix += f" This helps only once what stands in front of it ({kinds}) is mended, too."
