@@ -130,11 +130,21 @@ def test_bad_lines_are_counted_or_stop_it(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "bad.jsonl", [*rows, *mooncake([1, 2])])
     result = invoke(path)
-    assert "2 requests in blocks of 512 tokens, 1 lines skipped" in result.stdout
+    assert "2 requests in blocks of 512 tokens, 1 line skipped" in result.stdout
     assert "bad.jsonl:2: " in result.stdout
     strict = invoke(path, "--strict")
     assert (strict.exit_code, strict.stdout) == (1, "")
     assert "bad.jsonl:2: " in strict.stderr
+
+
+def test_the_size_of_hash_blocks_can_be_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", mooncake([0, 1, 2], [0, 1, 3], size=500))
+    sizes = [["--hash-block-size", "500"], []]  # 512 is as possible, and more usual
+    rows = [json.loads(invoke(path, "--json", *size).stdout)["rows"][0] for size in sizes]
+    assert [row["block_size"] for row in rows] == [500, 512]
+    result = invoke(path, "--hash-block-size", "256")
+    assert result.exit_code == 1
+    assert "the number of hash ids is 3, and must be ceil(1,500 / 256) = 6" in result.stderr
 
 
 def test_lengths_and_times_alone_tell_no_hit_rate(tmp_path: Path) -> None:

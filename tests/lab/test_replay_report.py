@@ -103,7 +103,7 @@ def test_what_was_skipped_and_refused_is_said() -> None:
     text = text_of(report)
     assert "5 lines skipped" in text
     assert "trace.jsonl:1: no JSON; trace.jsonl:2: no JSON; trace.jsonl:3: no JSON; and 2 more" in text
-    assert "1 requests need more than 2 blocks and are refused" in text
+    assert "Refused, since they need more than 2 blocks: 1 of the requests" in text
 
 
 def test_a_trace_without_content_has_no_hit_rate() -> None:

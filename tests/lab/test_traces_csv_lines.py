@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.errors import ConfigError, TraceError
+from headstart.errors import TraceError
 from headstart.lab.traces.content import require_content
 from headstart.lab.traces.read import read_traces
 from headstart.lab.traces.trace import TraceFormat
@@ -67,8 +67,10 @@ def test_as_spreadsheets_write_it(tmp_path: Path, start: str, end: str) -> None:
         ("2023-11-16 18:15:46,374,44,", "it has 4 values for 3 columns"),
         ("yesterday,374,44", "its time is neither a number nor a date"),
         (",374,44", "its time is neither a number nor a date"),
-        ("2023-11-16 18:15:46,many,44", "contexttokens must be a whole number, not 'many'"),
-        ("2023-11-16 18:15:46,374,-1", "generatedtokens must be a whole number, not '-1'"),
+        ("2023-11-16 18:15:46,many,44", "contexttokens must be a number of tokens, not 'many'"),
+        ("2023-11-16 18:15:46,374,-1", "generatedtokens must be a number of tokens, not '-1'"),
+        ("2023-11-16 18:15:46,5,9999999999", "generatedtokens must be a number of tokens"),
+        ("2023-11-16 18:15:46,5,99999999999", "generatedtokens must be a number of tokens"),
         ("2023-11-16 18:15:46,0,1", "a prompt has at least one token"),
         ('2023-11-16 18:15:46,374,"44', "unexpected end of data"),
     ],
@@ -88,11 +90,11 @@ def test_a_named_format_needs_its_header(tmp_path: Path) -> None:
 
 def test_no_hits_without_content(tmp_path: Path) -> None:
     azure = read(tmp_path / "azure.csv", *AZURE, "2023-11-16 18:15:46,374,44")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TraceError) as caught:
         require_content(azure)
     assert str(caught.value) == (
-        "azure.csv says nothing of hits: a trace of the azure format tells how long prompts were and not "
-        "what was in them, and two prompts of one length may share everything or nothing; hit rates need "
+        "azure.csv is of the azure format, which tells how long prompts were and not what was in them: two "
+        "of one length may share everything or nothing, so no hit rate can be told from it; that takes "
         "prompts, token ids or hash ids"
     )
     require_content(read(tmp_path / "tokens.jsonl", [1, 2]))

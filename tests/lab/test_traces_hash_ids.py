@@ -89,11 +89,12 @@ def test_requests_come_by_their_arrival(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (row([1, 2], 20), "input_length 20 is 1 blocks of 512 tokens, and there are 2 hash ids"),
-        (row([1], 513), "input_length 513 is 2 blocks of 512 tokens, and there are 1 hash ids"),
-        (row([], 1), "input_length 1 is 1 blocks of 512 tokens, and there are 0 hash ids"),
-        ({"input_length": 0, "hash_ids": []}, "input_length is 0, and a prompt has tokens"),
-        ({"input_length": -5, "hash_ids": [1]}, "input_length is -5, and a prompt has tokens"),
+        (row([1, 2], 20), "the number of hash ids is 2, and must be ceil(20 / 512) = 1"),
+        (row([1], 513), "the number of hash ids is 1, and must be ceil(513 / 512) = 2"),
+        (row([], 1), "the number of hash ids is 0, and must be ceil(1 / 512) = 1"),
+        ({"input_length": 0, "hash_ids": []}, "Expected `int` >= 1 - at `$.input_length`"),
+        ({"input_length": -5, "hash_ids": [1]}, "Expected `int` >= 1 - at `$.input_length`"),
+        ({"input_length": 2**63, "hash_ids": [1]}, "Expected `int` <= 2147483647 - at `$.input_length`"),
         (row([2**70]), "a number needs more than 64 bits"),
         (row([-1, 2**63]), "a number needs more than 64 bits"),
         ({"hash_ids": [1]}, "Object missing required field `input_length`"),
@@ -140,7 +141,7 @@ def test_the_usual_block_size_is_taken_if_all_are_possible(tmp_path: Path) -> No
 def test_the_block_size_can_be_given(tmp_path: Path) -> None:
     trace = read(tmp_path / "t", row([1, 2], 190), row([1], 5), row([1], 513), hash_block_size=100)
     assert trace.tokens_per_symbol == 100
-    assert whys(trace) == [(3, "input_length 513 is 6 blocks of 100 tokens, and there are 1 hash ids")]
+    assert whys(trace) == [(3, "the number of hash ids is 1, and must be ceil(513 / 100) = 6")]
 
 
 def test_no_block_size_at_all(tmp_path: Path) -> None:
@@ -150,8 +151,8 @@ def test_no_block_size_at_all(tmp_path: Path) -> None:
 
 
 def test_a_block_size_that_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"no line of .* can be read as mooncake; line 1: input_length 512"):
-        read(tmp_path / "t", row([1]), hash_block_size=8)
+    with pytest.raises(TraceError, match=r"no line of .* can be read as mooncake; line 1: the number"):
+        read(tmp_path / "t", row([1]), "nonsense", hash_block_size=8)
 
 
 def test_block_sizes_are_for_hash_ids(tmp_path: Path) -> None:

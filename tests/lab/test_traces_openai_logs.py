@@ -218,6 +218,12 @@ def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
         read_traces([path])
 
 
+def test_a_line_is_one_fault_however_many_requests_it_has(tmp_path: Path, tiny_reader: PromptReader) -> None:
+    trace = read(tmp_path / "log.jsonl", CHAT, {"prompt": ["a", 5, 6]}, reader=tiny_reader)
+    assert whys(trace) == [(2, "the request has neither messages nor a prompt as text")]
+    assert len(trace.requests) == 2
+
+
 def test_many_requests_stay_in_order(
     tmp_path: Path, tiny_reader: PromptReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

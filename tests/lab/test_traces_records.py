@@ -114,6 +114,23 @@ def test_a_json_list_has_elements_with_their_lines() -> None:
     assert lines_of(b"[[1, 2],\n[3]]") == [(1, b"[1, 2]"), (2, b"[3]")]
 
 
+def test_lines_of_elements_that_hold_their_successor() -> None:
+    data = b'[{"x":\n\n{"a": 1}},\n{"a": 1}]'
+    assert [line for line, _ in lines_of(data)] == [1, 4]
+
+
+def test_progress_of_a_json_list_is_that_of_its_elements() -> None:
+    data = b"[" + b",\n".join(b'{"a": %d}' % number for number in range(10_000)) + b"]"
+    told: list[int] = []
+    elements = TraceFile(io.BytesIO(data), "a file", told.append).records(Faults())
+    for _ in range(5_000):
+        next(elements)
+    assert told[-1] == pytest.approx(len(data) / 2, rel=0.2)
+    assert len(list(elements)) == 5_000
+    assert told[-1] == len(data)
+    assert told == sorted(told)
+
+
 def test_lists_on_lines_are_lines() -> None:
     assert lines_of(b"[1, 2]\n[3]\n") == [(1, b"[1, 2]"), (2, b"[3]")]
 

@@ -44,6 +44,7 @@ def test_what_is_no_time(value: object) -> None:
         ([0, 27.5, 1000.0], 1),  # a fraction is of a second
         ([0, 1, 3, 20], 1),
         ([0, 100, 100, 200, 3000], 1e-3),
+        ([0, 10**5, 3 * 10**8], 1e-3),  # more than a day of milliseconds
         ([5], 1),
     ],
 )

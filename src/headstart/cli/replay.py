@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from headstart.cli.pull import fetch_progress
 from headstart.config import ModelConfig
 from headstart.errors import HeadstartError, LabError
-from headstart.lab.replay.capacity import Capacity
+from headstart.lab.replay.capacity import Capacity, Unit
 from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.html import render
 from headstart.lab.replay.outcome import OPTIMAL
@@ -66,6 +66,15 @@ def replay(
             rich_help_panel=_TRACE,
         ),
     ] = False,
+    hash_block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="How many tokens a hash id stands for.",
+            show_default="told by the lines' lengths",
+            min=1,
+            rich_help_panel=_TRACE,
+        ),
+    ] = None,
     warmup: Annotated[
         str,
         typer.Option(
@@ -80,7 +89,7 @@ def replay(
             "unique blocks (10%), unbounded.",
             rich_help_panel=_CACHE,
         ),
-    ] = "1%,2%,5%,10%,20%,50%",
+    ] = "1%,2%,5%,10%,20%,50%,unbounded",
     block_size: Annotated[
         str | None,
         typer.Option(
@@ -181,7 +190,7 @@ def replay(
             replicas=replicas,
             routings=names(routing, ROUTINGS),
         )
-        trace = _read(traces, format_, model, console, strict=strict)
+        trace = _read(traces, format_, model, console, strict=strict, hash_block_size=hash_block_size)
         with _progress("replaying", console) as bar:
             report = run(
                 trace,
@@ -189,7 +198,7 @@ def replay(
                 block_sizes(block_size, trace),
                 costs=CostModel.parse(costs),
                 warmup=warmup_requests(warmup, trace),
-                kv_bytes_per_token=kv_bytes_per_token or _kv_bytes(model),
+                kv_bytes_per_token=kv_bytes_per_token or _kv_bytes(model, axes),
                 jobs=jobs,
                 on_estimate=lambda expected: console.print(f"This will take {expected}."),
                 replayed=lambda points: _told(bar, len(points) * len(trace.requests)),
@@ -213,7 +222,13 @@ def _policies(policy: str | None, *, alone: bool) -> list[str]:
 
 
 def _read(
-    traces: list[str], format_: TraceFormat | None, model: str | None, console: Console, *, strict: bool
+    traces: list[str],
+    format_: TraceFormat | None,
+    model: str | None,
+    console: Console,
+    *,
+    strict: bool,
+    hash_block_size: int | None,
 ) -> Trace:
     def reader() -> PromptReader:
         with fetch_progress() as progress:
@@ -222,7 +237,14 @@ def _read(
     with _progress("reading", console) as bar:
         sizes = [Path(path).stat().st_size for path in traces if Path(path).is_file()]
         told = _told(bar, sum(sizes) if len(sizes) == len(traces) else None)
-        return read_traces(traces, format=format_, reader=reader, strict=strict, progress=told)
+        return read_traces(
+            traces,
+            format=format_,
+            reader=reader,
+            strict=strict,
+            progress=told,
+            hash_block_size=hash_block_size,
+        )
 
 
 def _write(path: Path, page: str) -> None:
@@ -232,8 +254,9 @@ def _write(path: Path, page: str) -> None:
         raise LabError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _kv_bytes(model: str | None) -> int | None:
-    if model is None:
+def _kv_bytes(model: str | None, axes: Axes) -> int | None:
+    """What a token of the model takes, if anybody asks: its shape may be one that cannot be served."""
+    if model is None or all(each.unit is not Unit.BYTES for each in axes.capacities):
         return None
     with fetch_progress() as progress:
         return read_spec(resolve(model, progress=progress)).kv_bytes_per_token(_BYTES_PER_ELEMENT)

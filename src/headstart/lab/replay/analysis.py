@@ -196,7 +196,7 @@ def histogram(values: npt.NDArray[np.int64], smallest: int = 1) -> Histogram:
     if not len(positive):
         return Histogram([smallest], [], len(values))
     edges = [smallest]
-    while edges[-1] <= positive.max():
+    while edges[-1] <= max(smallest, int(positive.max())):
         edges.append(edges[-1] * 2)
     counts, _ = np.histogram(np.maximum(positive, smallest), bins=edges)
     return Histogram(edges, counts.tolist(), int(np.sum(values == 0)))

@@ -53,8 +53,10 @@ def headline(baseline: Result, results: Sequence[Result], bounds: Bounds | None)
     elif reachable < _HARDLY:
         verdict = "Hardly any prompt begins like an earlier one: caching has little to work on"
     elif reachable - rates.token_hit_rate >= _NOTABLE:
-        lost = points(reachable - rates.token_hit_rate).removeprefix("+")
-        verdict = f"Evictions lose {lost} of the {percent(reachable)} that could hit"
+        lost = reachable - rates.token_hit_rate
+        said = f"{points(lost).removeprefix('+')} of the {percent(reachable)} that could hit"
+        is_eviction = _share_of(baseline, MissReason.EVICTED) >= lost / 2
+        verdict = f"Evictions lose {said}" if is_eviction else f"{said} are lost"
         sentences += _eviction_advice(baseline, results)
     else:
         verdict = "The cache is big enough: more capacity would not help"
@@ -66,11 +68,25 @@ def headline(baseline: Result, results: Sequence[Result], bounds: Bounds | None)
 
 
 def _reachable(baseline: Result, results: Sequence[Result], bounds: Bounds | None) -> float | None:
-    """What a cache that never evicts would hit: replayed with the same setting, or else from the bounds."""
+    """What a cache that never evicts would hit: replayed with the same setting, or else from the bounds.
+
+    The bounds are of whole blocks; the radix index also hits parts of blocks, and what it says that it lost
+    to evictions may be more.
+    """
     for one in results:
         if one.setting == replace(baseline.setting, capacity_blocks=None):
             return one.rates.token_hit_rate
-    return bounds.unbounded.token_hit_rate if bounds is not None else None
+    if bounds is None:
+        return None
+    kept = baseline.rates.token_hit_rate + _share_of(baseline, MissReason.EVICTED)
+    unbounded = bounds.unbounded.token_hit_rate
+    return max(unbounded, kept) if baseline.setting.prefix_index == "radix" else unbounded
+
+
+def _share_of(baseline: Result, reason: MissReason) -> float:
+    """Of all prompt tokens."""
+    tokens = baseline.rates.num_prompt_tokens
+    return baseline.misses.get(reason, 0) / tokens if tokens else 0.0
 
 
 def _now(baseline: Result, rates: Rates, reachable: float | None) -> str:
@@ -199,11 +215,15 @@ _WORTH_SAYING = 0.05
 
 def _by_reason(baseline: Result) -> Iterator[str]:
     """The largest causes besides evictions."""
-    tokens = baseline.rates.num_prompt_tokens
-    misses = sorted(baseline.misses.items(), key=lambda item: -item[1])
-    for reason, missed in misses:
-        if reason in _ADVICE and missed / tokens >= _WORTH_SAYING:
-            yield f"{percent(missed / tokens)} of tokens are {REASON_WORDS[reason]}: {_ADVICE[reason]}."
+    replicas = baseline.setting.replicas
+    for reason in sorted(baseline.misses, key=lambda reason: -baseline.misses[reason]):
+        share = _share_of(baseline, reason)
+        if reason not in _ADVICE or share < _WORTH_SAYING:
+            continue
+        advice = _ADVICE[reason]
+        if reason is MissReason.COLD and replicas > 1:
+            advice = f"text that its replica, one of {count(replicas)}, never saw; another one may have it"
+        yield f"{percent(share)} of tokens are {REASON_WORDS[reason]}: {advice}."
 
 
 def _flattery(baseline: Result, rates: Rates) -> Iterator[str]:

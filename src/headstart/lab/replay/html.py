@@ -28,7 +28,7 @@ ShowText = Callable[[Sequence[int]], str]
 """Token ids as text."""
 
 _MOST_STACKS = 8
-_TEXT_TOKENS, _TEXT_CHARACTERS = 48, 160
+_TEXT_TOKENS, _TEXT_CHARACTERS = 32, 90
 
 
 @dataclass(frozen=True, slots=True)

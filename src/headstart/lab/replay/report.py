@@ -105,14 +105,14 @@ def notes(trace: Trace, outcomes: Sequence[Outcome]) -> list[str]:
         )
     refused = sorted({(one.setting.capacity_blocks or 0, one.refused) for one in outcomes if one.refused})
     found += [
-        f"{count:,} requests need more than {capacity:,} blocks and are refused: they miss, as skipped."
+        f"Refused, since they need more than {capacity:,} blocks: {count:,} of the requests (as skipped)."
         for capacity, count in refused
     ]
     if trace.skipped:
         shown = "; ".join(map(str, trace.skipped[:3]))
         more = len(trace.skipped) - 3
         found.append(
-            f"{len(trace.skipped):,} lines could not be read and are left out: {shown}"
+            f"Left out, since they could not be read: {len(trace.skipped):,} of the lines. {shown}"
             + (f"; and {more:,} more" if more > 0 else "")
         )
     return found

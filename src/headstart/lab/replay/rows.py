@@ -33,26 +33,33 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All rows, in the order of the sweep."""
+    """All rows, in the order of the sweep.  ``common`` are settings that all of them have: name and value."""
 
     headers: list[str]
     rows: list[Row]
+    common: list[tuple[str, str]]
 
 
+_POLICY = "policy"
+_NONE = "—"
 _Make = Callable[[Result], Cell]
 
 
 def table_of(results: Sequence[Result], baseline: Result, bounds: Mapping[int, Bounds]) -> Table:
-    """The table; columns in which all results are alike and empty are left out."""
-    columns = {**_settings(results, bounds), **_rates(), **_counts(results)}
+    """The table.  Settings that all have in common, and counts that all have none of, get no column."""
+    settings = _settings(results, bounds)
+    values = {name: {make(one).words for one in results} - {_NONE} for name, make in settings.items()}
+    common = {name: found.pop() for name, found in values.items() if name != _POLICY and len(found) == 1}
+    columns = {name: make for name, make in settings.items() if name not in common}
+    columns |= {**_rates(), **_counts(results)}
     rows = [Row([make(one) for make in columns.values()], one is baseline) for one in results]
-    return Table(list(columns), rows)
+    return Table(list(columns), rows, list(common.items()))
 
 
 def _settings(results: Sequence[Result], bounds: Mapping[int, Bounds]) -> dict[str, _Make]:
     columns: dict[str, _Make] = {
-        "policy": lambda one: Cell(policy_name(one.setting.policy)),
-        "index": lambda one: Cell("—" if one.setting.policy == OPTIMAL else one.setting.prefix_index),
+        _POLICY: lambda one: Cell(policy_name(one.setting.policy)),
+        "index": lambda one: Cell(_NONE if one.setting.policy == OPTIMAL else one.setting.prefix_index),
         "block size": lambda one: _number(one.setting.block_size),
         "capacity, blocks": lambda one: _limit(one.setting.capacity_blocks, "never evicts"),
         "capacity, tokens": lambda one: _limit(_tokens(one), "never evicts"),
@@ -63,7 +70,7 @@ def _settings(results: Sequence[Result], bounds: Mapping[int, Bounds]) -> dict[s
         columns["at once"] = lambda one: _limit(one.setting.max_num_seqs, "one at a time")
     if any(one.setting.replicas > 1 for one in results):
         columns["replicas"] = lambda one: _number(one.setting.replicas)
-        columns["routing"] = lambda one: Cell(one.setting.routing if one.setting.replicas > 1 else "—")
+        columns["routing"] = lambda one: Cell(one.setting.routing if one.setting.replicas > 1 else _NONE)
     return columns
 
 
@@ -106,7 +113,7 @@ def _tokens(one: Result) -> int | None:
 def _pressure(one: Result, bounds: Mapping[int, Bounds]) -> Cell:
     blocks, of_size = one.setting.capacity_blocks, bounds.get(one.setting.block_size)
     if blocks is None or of_size is None:
-        return Cell("—", 0.0)
+        return Cell(_NONE, 0.0)
     return Cell(f"{of_size.pressure(blocks):.2f}", of_size.pressure(blocks))
 
 

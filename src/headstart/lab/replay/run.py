@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headstart.errors import ConfigError, TraceError
+from headstart.errors import ConfigError
 from headstart.lab.replay.bounds import bounds_of
 from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.estimate import Estimate, estimate
@@ -12,6 +12,7 @@ from headstart.lab.replay.outcome import Outcome, ReplayReport, Setting
 from headstart.lab.replay.points import Axes
 from headstart.lab.replay.report import report_on
 from headstart.lab.replay.sweep import sweep
+from headstart.lab.traces.content import require_content
 from headstart.lab.traces.trace import Trace
 
 DEFAULT_BLOCK_SIZE = 16
@@ -37,11 +38,7 @@ def run(
     ``replayed`` gets the points, and gives what is told how many requests are done, of all of them together.
     Raises ``TraceError`` for a trace without content, ``ConfigError`` for what does not go together.
     """
-    if not trace.has_content:
-        raise TraceError(
-            f"{trace.name} tells lengths and times and nothing of what prompts have in common: no hit rate "
-            "can be told from it, with any cache"
-        )
+    require_content(trace)
     bounds = {size: bounds_of(trace, size, warmup=warmup) for size in block_sizes}
     points = axes.points(bounds, kv_bytes_per_token)
     if on_estimate is not None:

@@ -27,8 +27,9 @@ def print_report(report: ReplayReport, console: Console) -> None:
 
 
 def _heading(report: ReplayReport) -> str:
-    sizes = " and ".join(map(str, report.bounds))
-    skipped = f", {report.num_skipped:,} lines skipped" if report.num_skipped else ""
+    sizes = ", ".join(map(str, report.bounds))
+    lines = "line" if report.num_skipped == 1 else "lines"
+    skipped = f", {report.num_skipped:,} {lines} skipped" if report.num_skipped else ""
     warmup = f", the first {report.num_warmup:,} as warm-up" if report.num_warmup else ""
     requests = f"{report.num_requests:,} requests in blocks of {sizes} tokens{warmup}{skipped}"
     return f"[bold]{escape(report.trace_name)}[/] ({report.trace_format}): {requests}"

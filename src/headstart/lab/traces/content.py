@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from headstart.errors import ConfigError
+from headstart.errors import TraceError
 from headstart.lab.traces.trace import Trace
 
 
 def require_content(trace: Trace) -> None:
-    """Raises ``ConfigError`` for a trace that tells lengths and times alone."""
+    """Raises ``TraceError``, which says why, for a trace that tells lengths and times alone."""
     if not trace.has_content:
-        raise ConfigError(
-            f"{trace.name} says nothing of hits: a trace of the {trace.format} format tells how long prompts "
-            "were and not what was in them, and two prompts of one length may share everything or nothing; "
-            "hit rates need prompts, token ids or hash ids"
+        raise TraceError(
+            f"{trace.name} is of the {trace.format} format, which tells how long prompts were and not what "
+            "was in them: two of one length may share everything or nothing, so no hit rate can be told "
+            "from it; that takes prompts, token ids or hash ids"
         )

@@ -6,12 +6,14 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from headstart.errors import TraceError
+from headstart.errors import TraceError, shown
 from headstart.lab.traces.draft import Draft
-from headstart.lab.traces.fields import text_of
+from headstart.lab.traces.fields import count_of, text_of
 from headstart.lab.traces.source import Source
 from headstart.lab.traces.times import time_of
 from headstart.lab.traces.trace import TraceFormat
+
+_MOST_DIGITS = 10  # of a number of tokens; more take their time to become a number
 
 
 class Columns(NamedTuple):
@@ -62,7 +64,7 @@ def read_csv(source: Source, columns: Columns) -> Iterator[Draft]:
 
 
 def _draft(line: int, row: Mapping[str, str], columns: Columns) -> Draft:
-    num_prompt_tokens = _number(row, columns.prompt)
+    num_prompt_tokens = _count(row, columns.prompt)
     if not num_prompt_tokens:
         raise ValueError("a prompt has at least one token")
     return Draft(
@@ -70,14 +72,15 @@ def _draft(line: int, row: Mapping[str, str], columns: Columns) -> Draft:
         b"",
         num_prompt_tokens,
         time=time_of(row[columns.time]),
-        num_output_tokens=_number(row, columns.output),
+        num_output_tokens=_count(row, columns.output),
         model=text_of(row.get(columns.model)) if columns.model else None,
         session=text_of(row.get(columns.session)) if columns.session else None,
     )
 
 
-def _number(row: Mapping[str, str], name: str) -> int:
+def _count(row: Mapping[str, str], name: str) -> int:
     text = row[name].strip()
-    if not text.isdecimal():
-        raise ValueError(f"{name} must be a whole number, not {text[:40]!r}")
-    return int(text)
+    count = count_of(int(text)) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+    if count is None:
+        raise ValueError(f"{name} must be a number of tokens, not {shown(text)}")
+    return count

@@ -9,8 +9,11 @@ import msgspec
 
 from headstart.cache import Namespace
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+_MOST = 2**31 - 1  # tokens of one request, by far
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 """A number of tokens."""
+Length = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+"""How many tokens a prompt has."""
 
 
 def first_of(names: Sequence[str], *mappings: Mapping[str, Any]) -> Any:
@@ -32,7 +35,7 @@ def text_of(value: object) -> str | None:
 
 def count_of(value: object) -> int | None:
     """A number of tokens; None for what can be none."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
         return None
     return value
 
@@ -52,4 +55,4 @@ def told(error: Exception) -> str:
         case msgspec.ValidationError():
             return str(error)
         case _:
-            return f"it is no JSON: {error}"
+            return f"it is no JSON: {str(error).removeprefix('JSON is malformed: ')}"

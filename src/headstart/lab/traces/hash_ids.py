@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headstart.errors import TraceError
 from headstart.lab.traces.draft import Draft, Part
 from headstart.lab.traces.faults import Faults
-from headstart.lab.traces.fields import Count, told
+from headstart.lab.traces.fields import Count, Length, told
 from headstart.lab.traces.source import Source
 
 _ID_BYTES = 8
@@ -24,7 +24,7 @@ class _Row(msgspec.Struct):
     """A line of either format.  Bailian's alone has chats."""
 
     hash_ids: list[int]
-    input_length: int
+    input_length: Length
     output_length: Count | None = None
     timestamp: float | None = None
     session_id: str | int | None = None
@@ -42,9 +42,6 @@ def read_hash_ids(source: Source) -> Iterator[Draft]:
             ids = _packed(row.hash_ids)
         except (msgspec.DecodeError, RecursionError, OverflowError) as error:
             source.skip(line, told(error))
-            continue
-        if row.input_length < 1:
-            source.skip(line, f"input_length is {row.input_length}, and a prompt has tokens")
             continue
         yield Draft(
             line,
@@ -136,8 +133,8 @@ def _is_whole(draft: Draft, file: str, block_size: int, faults: Faults) -> bool:
         faults.add(
             file,
             draft.line,
-            f"input_length {draft.num_prompt_tokens} is {expected} blocks of {block_size} tokens, "
-            f"and there are {num_ids} hash ids",
+            f"the number of hash ids is {num_ids}, and must be "
+            f"ceil({draft.num_prompt_tokens:,} / {block_size:,}) = {expected:,}",
         )
     return num_ids == expected
 

@@ -14,7 +14,7 @@ from headstart.lab.traces.faults import Faults
 from headstart.lab.traces.formats import RULES
 from headstart.lab.traces.hash_ids import block_size_of, settle
 from headstart.lab.traces.times import align
-from headstart.lab.traces.trace import Trace, TraceFormat, TraceRequest
+from headstart.lab.traces.trace import BadLine, Trace, TraceFormat, TraceRequest
 
 _MOST_NAMES = 8  # that a note tells
 _STRANGE = 0.02  # how far from the server's count of tokens another tokenizer's may be
@@ -70,9 +70,13 @@ def _format_of(parts: Sequence[Part]) -> TraceFormat:
 def _require_requests(parts: Sequence[Part], faults: Faults) -> None:
     for part in parts:
         if not part.drafts:
-            bad = next((bad for bad in faults.found if bad.file == part.file), None)
+            bad = min((bad for bad in faults.found if bad.file == part.file), key=_line, default=None)
             why = f"; line {bad.line}: {bad.why}" if bad else ""
             raise TraceError(f"no line of {part.file} can be read as {part.format}{why}")
+
+
+def _line(bad: BadLine) -> int:
+    return bad.line
 
 
 def _requests(parts: Sequence[Part]) -> list[TraceRequest]:

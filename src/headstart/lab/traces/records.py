@@ -69,18 +69,25 @@ class TraceFile:
         return self._elements(chunks) if _is_list(start) else self._lines(chunks, faults)
 
     def _elements(self, chunks: Iterator[bytes]) -> Iterator[Record]:
+        progress, self._progress = self._progress, None  # from here on it is what was done with the elements
+        begun_at = self.num_read
         text = b"".join(chunks)
         try:
             elements = msgspec.json.decode(text, type=list[msgspec.Raw])
         except (msgspec.DecodeError, RecursionError) as error:
             raise TraceError(f"{self.name} begins like a JSON list and is none: {error}") from error
-        line, at = 1, 0
+        line, end = 1, 0
         for element in elements:
             data = bytes(element)
-            begin = text.index(data, at)
-            line += text.count(b"\n", at, begin)
-            at = begin
+            begin = text.index(data, end)
+            line += text.count(b"\n", end, begin)
             yield Record(line, data)
+            end = begin + len(data)
+            line += data.count(b"\n")
+            if progress is not None:
+                progress(begun_at + (self.num_read - begun_at) * end // len(text))
+        if progress is not None:
+            progress(self.num_read)
 
     def _lines(self, chunks: Iterator[bytes], faults: Faults) -> Iterator[Record]:
         number, length = 1, 0

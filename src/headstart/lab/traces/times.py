@@ -10,7 +10,7 @@ from statistics import median
 
 from headstart.lab.traces.draft import Part
 
-_LONG_AGO = 1e8  # seconds: a clock that shows less, 1973, was set to 0 when its trace began
+_LONG_AGO = 1e8  # seconds: a clock that begins with less, 1973, was set to 0 then
 _EPOCHS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # the largest number of seconds is in the year 5138
 _SLOWEST = 20  # seconds from one request to the next, in the middle of a trace whose clock began at 0
 
@@ -47,14 +47,14 @@ def seconds_per_unit(times: Sequence[float]) -> float:
     """What one unit of these times is, decided for all of them: 1, or 0.001 for milliseconds, and so on.
 
     Times since 1970 tell it by their size.  Of a clock that began at 0 fractions are of seconds; whole
-    numbers are milliseconds if the requests would else lie more than 20 seconds apart in the median, since
-    traces that short-cut their clock are made of traffic.
+    numbers are milliseconds if the requests would else lie more than 20 seconds apart in the median: such
+    traces are made to show traffic.
     """
-    latest = max(map(abs, times), default=0.0)
+    begin = min(times, default=0.0)
     for least, seconds in _EPOCHS:
-        if latest >= least:
+        if begin >= least:
             return seconds
-    if latest < _LONG_AGO and all(map(float.is_integer, times)):
+    if begin < _LONG_AGO and all(map(float.is_integer, times)):
         marks = sorted(set(times))
         gaps = [after - before for before, after in pairwise(marks)]
         if gaps and median(gaps) > _SLOWEST:
@@ -76,7 +76,7 @@ def align(parts: Sequence[Part], seconds: float | None = None) -> list[bool]:
         part.seconds = seconds if seconds is not None else seconds_per_unit(times)
         begin = min(times, default=0.0) * part.seconds
         latest = max(times, default=0.0) * part.seconds
-        shift = end - begin if times and end is not None and begin < end and latest < _LONG_AGO else None
+        shift = end - begin if times and end is not None and begin < min(end, _LONG_AGO) else None
         for draft in part.drafts:
             if draft.time is not None:
                 draft.time = draft.time * part.seconds + (shift or 0.0)

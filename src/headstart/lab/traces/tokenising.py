@@ -30,15 +30,18 @@ class Pending:
 def tokenised(pending: Iterable[Pending], source: Source) -> Iterator[Draft]:
     """The drafts with their symbols, in the same order.
 
-    A body that makes no prompt is a fault of its line.
+    A body that makes no prompt is a fault of its line, which is told once for all requests of the line.
     """
     batch: list[Pending] = []
     num_characters = 0
+    last_fault: int | None = None
     for one in pending:
         try:
             _find_prompt(one, source.reader)
         except RequestError as error:
-            source.skip(one.draft.line, str(error))
+            if one.draft.line != last_fault:
+                source.skip(one.draft.line, str(error))
+            last_fault = one.draft.line
             continue
         batch.append(one)
         num_characters += len(one.prompt or "") + len(one.answer or "") + one.draft.num_prompt_tokens

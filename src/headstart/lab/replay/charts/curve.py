@@ -50,9 +50,9 @@ def capacity_curve(results: Sequence[Result], baseline: Result, bounds: Bounds |
 
 
 def _styles(series: Sequence[Series], own: Setting) -> dict[Setting, str]:
-    """A colour for each line; when there are more lines than colours the rest is grey."""
+    """A colour for each line; when there are more lines than colours, the worst are grey."""
     styles, used = {}, 0
-    for line in series:
+    for line in sorted(series, key=lambda line: -max(line.rates)):
         if line.setting == own:
             styles[line.setting] = "own"
         elif line.setting.policy == OPTIMAL:

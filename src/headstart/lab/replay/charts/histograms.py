@@ -54,7 +54,7 @@ def _draw_lengths(key: str, width: float, bins: Histogram, what: str) -> Markup:
     none = bins.num_zero / bins.total
     y, ticks = share_scale(box, max(bins.num_zero, *bins.counts, 1) / bins.total)
     draw_shares(drawing, box, y, ticks, "share of requests")
-    slot = min((box.width - 24) / (len(bins.counts) + 1.5), 90)
+    slot = min((box.width - 24) / (len(bins.counts) + 1.5), 120)
     start = box.left + slot * 1.5 + 12
     zero = Box(box.left + 8, y(none), box.left + 6 + slot, box.bottom)
     drawing.rect(zero, "bar none", f"nothing shared: {percent(none)}")

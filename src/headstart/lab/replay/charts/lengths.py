@@ -47,7 +47,7 @@ def hits_by_length(outcome: Outcome) -> Chart | None:
 def _draw(key: str, width: float, buckets: Sequence[LengthBucket], outcome: Outcome) -> Markup:
     height = 370.0
     rate, middle = outcome.rates.token_hit_rate, median(hit_shares(outcome.served))
-    words = [f"token rate {percent(rate)}", f"median request {percent(middle)}"]
+    words = [f"token rate {percent(rate)}", f"median {percent(middle)}"]
     box = Box(52, 34, width - labels_width(words, width), height - 108)
     what = f"Over all requests: {words[0]}, {words[1]}. The buckets' figures are in the table below."
     drawing = Drawing(key, width, height, "Share of each prompt that was hit, by prompt length", what)
@@ -59,7 +59,7 @@ def _draw(key: str, width: float, buckets: Sequence[LengthBucket], outcome: Outc
     ]
     for label in labels:
         drawing.line((box.left, label.y), (box.right, label.y), f"line level {label.style}")
-    slot = min(box.width / len(buckets), 110)
+    slot = min(box.width / len(buckets), 150)
     strip = Scale(0, max(each.num_requests for each in buckets), height - 34, height - 66)
     for place, each in enumerate(buckets):
         x = box.left + slot * (place + 0.5)
