@@ -184,3 +184,4 @@ def test_an_estimate_grows_with_the_points_and_shrinks_with_the_jobs() -> None:
 
 def test_an_estimate_in_words() -> None:
     assert str(Estimate(179.0, 600 << 20)).startswith("about 3 min and 600 MiB of memory")
+    assert str(Estimate(80.4, 1000)).startswith("about 80 s and 1 MiB of memory")
