@@ -32,8 +32,10 @@ class Estimate:
         return self.seconds > _LONG_S
 
     def __str__(self) -> str:
-        minutes, mebibytes = max(1, round(self.seconds / 60)), max(1, self.num_bytes >> 20)
-        return f"about {minutes:,} min and {mebibytes:,} MiB of memory, going by a slice of the trace"
+        time = f"{self.seconds:.0f} s" if self.seconds < 2 * _LONG_S else f"{self.seconds / 60:,.0f} min"
+        return (
+            f"about {time} and {max(1, self.num_bytes >> 20):,} MiB of memory, going by a slice of the trace"
+        )
 
 
 def estimate(
