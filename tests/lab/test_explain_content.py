@@ -22,12 +22,19 @@ from headstart.text import ChatTemplate, Tokenizer
 from tests import faulty_logs
 from tests.faulty_logs import Body, FaultyLog, Writer, chat, varied
 
-TEMPLATE = (
-    "{% if enable_thinking is defined and enable_thinking %}<|im_start|>system\nThink aloud.<|im_end|>\n{% endif %}"
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+TEMPLATE = """\
+{% if enable_thinking is defined and enable_thinking %}<|im_start|>system
+Think aloud.<|im_end|>
+{% endif %}
+{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{% for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 FAULTS = (
     faulty_logs.clock,
     faulty_logs.uuids,
@@ -233,11 +240,9 @@ def test_completions_and_token_ids_are_explained_too(reader: PromptReader) -> No
 def test_date_lines_of_templates_are_drift(reader: PromptReader) -> None:
     writer = Writer(3)
     stable = writer.prose(30)
+    head = "Cutting Knowledge Date: December 2023\nToday Date:"
     bodies: list[Body] = [
-        {
-            "prompt": f"Cutting Knowledge Date: December 2023\nToday Date: {1 + n} Mar 2026\n\n{stable}\n{writer.question()}"
-        }
-        for n in range(28)
+        {"prompt": f"{head} {1 + n} Mar 2026\n\n{stable}\n{writer.question()}"} for n in range(28)
     ]
     assert faults_in(explained(bodies, reader)) == [FindingKind.DRIFT]
 

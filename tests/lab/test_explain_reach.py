@@ -88,3 +88,22 @@ def test_the_neighbour_is_what_has_most_in_common_wherever_it_stands() -> None:
     prompts = [[1, *texts[0], *texts[1]], [2, *texts[0]], [3, *texts[2]], [4, 5, *texts[0], *texts[1], 9]]
     assert list(neighbours(map(run, prompts), {3})) == [(3, 0)]
     assert list(neighbours(map(run, prompts), {1, 2})) == [(1, 0)]
+
+
+def test_any_31_equal_tokens_make_a_neighbour() -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        shared = rng.choices(range(1000), k=31)
+        one, other = (
+            [
+                *rng.choices(range(1000), k=rng.randrange(40)),
+                *shared,
+                *rng.choices(range(1000), k=rng.randrange(40)),
+            ]
+            for _ in range(2)
+        )
+        assert list(neighbours([run(one), run(other)], {1})) == [(1, 0)]
+
+
+def test_text_that_repeats_itself_has_neighbours() -> None:
+    assert list(neighbours([run([1, 2, 3] * 20), run([9, *[1, 2, 3] * 20])], {1})) == [(1, 0)]

@@ -9,8 +9,7 @@ import numpy as np
 
 from headstart.lab.explain.runs import grams, tokens_of
 
-_SAMPLED_BITS = np.uint64(60)
-"""One gram in 16 is an anchor, chosen by its hash: the same text has the same anchors at any place."""
+_WINDOW = 16
 _MOST_CANDIDATES = 6
 
 
@@ -23,8 +22,7 @@ def neighbours(runs: Iterable[bytes], wanted: set[int]) -> Iterator[tuple[int, i
     latest: dict[int, int] = {}
     anchors: list[frozenset[int]] = []
     for number, run in enumerate(runs):
-        names = grams(tokens_of(run))
-        own = frozenset(names[names >> _SAMPLED_BITS == 0].tolist())
+        own = _anchors(run)
         if number in wanted:
             votes = Counter(latest[anchor] for anchor in own if anchor in latest)
             candidates = sorted(votes.most_common(_MOST_CANDIDATES))
@@ -32,3 +30,11 @@ def neighbours(runs: Iterable[bytes], wanted: set[int]) -> Iterator[tuple[int, i
                 yield number, max(candidates, key=lambda one: (len(own & anchors[one[0]]), one[0]))[0]
         anchors.append(own)
         latest.update(dict.fromkeys(own, number))
+
+
+def _anchors(run: bytes) -> frozenset[int]:
+    """The least gram of each 16 in a row (winnowing): any 31 equal tokens have one of them in common."""
+    names = grams(tokens_of(run))
+    if len(names) < _WINDOW:
+        return frozenset(names[:1].tolist())
+    return frozenset(np.lib.stride_tricks.sliding_window_view(names, _WINDOW).min(axis=1).tolist())
