@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, TraceError
 from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.outcome import Setting
 from headstart.lab.replay.replay import replay
@@ -152,7 +152,7 @@ def test_hash_ids_have_their_own_block_size() -> None:
 
 def test_what_cannot_be_judged() -> None:
     trace = trace_of([[1, 2, 3]])
-    with pytest.raises(ConfigError, match="lengths and times alone"):
+    with pytest.raises(TraceError, match="no hit rate can be told"):
         judge(replace(trace, has_content=False))
     with pytest.raises(ConfigError, match="no requests"):
         judge(replace(trace, requests=[]))

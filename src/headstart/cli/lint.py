@@ -118,7 +118,7 @@ def _reader(model: str | None) -> PromptReader | None:
         return None
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        return PromptReader.from_model(model or DEFAULT_MODEL, bars)
+        return PromptReader.of(model, bars)
 
 
 def _checked(linter: Linter, file: str, kind: Kind | None) -> LintReport:

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headstart.cli.pull import fetch_progress
-from headstart.config import ModelConfig
 from headstart.errors import HeadstartError, LabError
 from headstart.lab.replay.capacity import Capacity, Unit
 from headstart.lab.replay.costs import PRESET, CostModel
@@ -232,7 +231,7 @@ def _read(
 ) -> Trace:
     def reader() -> PromptReader:
         with fetch_progress() as progress:
-            return PromptReader.from_model(model or ModelConfig().model, progress)
+            return PromptReader.of(model, progress)
 
     with _progress("reading", console) as bar:
         sizes = [Path(path).stat().st_size for path in traces if Path(path).is_file()]

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from headstart.config import ModelConfig, PrefixIndexName
+from headstart.config import PrefixIndexName
 from headstart.errors import HeadstartError
 from headstart.lab.replay.capacity import Capacity, Unit
 from headstart.lab.traces.read import read_traces
@@ -103,7 +103,7 @@ def verdict(
             trace = read_traces(
                 files,
                 format=trace_format,
-                reader=lambda: PromptReader.from_model(model or ModelConfig().model, bar),
+                reader=lambda: PromptReader.of(model, bar),
                 strict=strict,
                 progress=lambda done: bar.update(reading, completed=done),
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from headstart.config import ModelConfig
 from headstart.errors import RequestError
 from headstart.model.source import resolve
 from headstart.text import ChatTemplate, Tokenizer
@@ -16,8 +17,8 @@ from headstart.text import ChatTemplate, Tokenizer
 class PromptReader:
     """A model's tokenizer and chat template, as a server of that model would use them.
 
-    Without a template a conversation is written as ChatML, which most are close to: what matters to a
-    prefix cache is which prompts begin alike.
+    Without a template a conversation is written as ChatML, which most are close to, with its tools and calls:
+    what matters to a prefix cache is which prompts begin alike.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
@@ -29,6 +30,16 @@ class PromptReader:
         """Of a built-in model, a directory, a GGUF file or a hub id.  Raises ``ModelError``."""
         directory = resolve(name, progress=progress).tokenizer_dir
         return cls(Tokenizer.from_directory(directory), ChatTemplate.from_directory(directory))
+
+    @classmethod
+    def of(cls, name: str | None, progress: Progress | None = None) -> PromptReader:
+        """`from_model`; for None the embedded model's tokenizer with ChatML, for a model that is not known.
+
+        The embedded model's own template would leave out tools, and add a system prompt of its own.
+        """
+        if name is not None:
+            return cls.from_model(name, progress)
+        return cls(Tokenizer.from_directory(resolve(ModelConfig().model, progress=progress).tokenizer_dir))
 
     def body_text(self, body: Mapping[str, Any]) -> str:
         """The whole prompt that an OpenAI request's body asks for, as text.

@@ -12,6 +12,7 @@ from headstart.lab.replay.chains import symbols_of
 from headstart.lab.replay.costs import PRESET
 from headstart.lab.replay.outcome import Rates, Setting
 from headstart.lab.replay.replay import replay
+from headstart.lab.traces.content import require_content
 from headstart.lab.traces.paths import number_blocks
 from headstart.lab.traces.trace import Trace
 from headstart.lab.verdict.variables import SHARED_TOKENS, Variable, Word, variables_of
@@ -125,8 +126,7 @@ def judge(
     """
     if not trace.requests:
         raise ConfigError(f"{trace.name} has no requests")
-    if not trace.has_content:
-        raise ConfigError(f"{trace.name} tells lengths and times alone, not what its prompts have in common")
+    require_content(trace)
     size = block_size or max(_BLOCK_SIZE, trace.tokens_per_symbol)
     paths = number_blocks(trace, symbols_of(size, trace))
     blocks = None if capacity is None else capacity.blocks(size, paths.num_unique, kv_bytes_per_token)
