@@ -161,7 +161,8 @@ def explain(
         room = Capacity.parse(capacity)
         trace = _read(logs, format_, reader, console, strict=strict)
         [size] = block_sizes(None if block_size is None else str(block_size), trace)
-        blocks = room.blocks(size, bounds_of(trace, size).num_unique_blocks, _kv_bytes(model))
+        bytes_per_token = _kv_bytes(model)
+        blocks = room.blocks(size, bounds_of(trace, size).num_unique_blocks, bytes_per_token)
         setting = Setting(prefix_index=prefix_index, block_size=size, capacity_blocks=blocks)
         with _bar(console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
             task = bar.add_task("")
@@ -171,6 +172,7 @@ def explain(
                 reader.used_for(trace),
                 privacy=privacy,
                 warmup=warmup_requests(warmup, trace),
+                bytes_per_token=bytes_per_token,
                 progress=lambda doing: bar.update(task, description=doing),
             )
     except HeadstartError as error:

@@ -23,7 +23,7 @@ _JUDGED = 24
 _NUMBER = re.compile(r"\W*\d+\W*")
 _DATE_LINE = re.compile(r"(?:Cutting Knowledge Date|Today Date|Current Date):[^\n]*$", re.IGNORECASE)
 
-_MOVE = "ove it behind the stable text: to the end of the system prompt, or into the last user message"
+_MOVE = "move it behind the stable text: to the end of the system prompt, or into the last user message"
 _NAMES = {
     FindingKind.CLOCK: "a date or time",
     FindingKind.UUID: "a UUID",
@@ -33,12 +33,12 @@ _NAMES = {
     FindingKind.DRIFT: "white space or a date line of the template",
 }
 _FIXES = {
-    FindingKind.CLOCK: f"M{_MOVE}; or coarsen it (a date without the time is the same all day).",
-    FindingKind.UUID: f"Leave it out: no model needs it. Or m{_MOVE}.",
+    FindingKind.CLOCK: f"{_MOVE.capitalize()}; or coarsen it (a date without the time is the same all day).",
+    FindingKind.UUID: f"Leave it out: no model needs it. Or {_MOVE}.",
     FindingKind.REQUEST_ID: "Leave it out, or send it as a header or metadata: no model needs it. Or "
-    f"m{_MOVE}.",
-    FindingKind.USER_NAME: f"M{_MOVE}.",
-    FindingKind.COUNTER: f"M{_MOVE}; or leave it out.",
+    f"{_MOVE}.",
+    FindingKind.USER_NAME: f"{_MOVE.capitalize()}.",
+    FindingKind.COUNTER: f"{_MOVE.capitalize()}; or leave it out.",
     FindingKind.DRIFT: "Write it the same way each time: pin what the template writes (date_string in "
     "chat_template_kwargs), and build prompts from one template.",
     FindingKind.OTHER_VARIABLE: "Put the text that all requests share first, and what differs behind it.",
@@ -116,9 +116,7 @@ def _kind(trace: Trace, found: Sequence[tuple[int, tuple[int, int]]], excerpts: 
 
 
 def _kind_of(text: str, before: str, after: str) -> FindingKind:
-    if before and (_DATE_LINE.search(before) or (text + after).isspace()):
-        return FindingKind.DRIFT
-    if text and text.isspace():
+    if text.isspace() or _DATE_LINE.search(before):
         return FindingKind.DRIFT
     return classify(text, before, after)
 
