@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import (
-    BarColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
 )
 
-from headstart.cli.pull import fetch_progress
-from headstart.config import ModelConfig, PrefixIndexName
+from headstart.cli.recorded import NamedModel, read_recorded
+from headstart.config import PolicyName, PrefixIndexName
 from headstart.errors import HeadstartError
 from headstart.lab.explain.explain import explain as explain_trace
 from headstart.lab.explain.report import fields
@@ -27,16 +24,11 @@ from headstart.lab.explain.tables import print_explanation
 from headstart.lab.replay.bounds import bounds_of
 from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.outcome import Setting
+from headstart.lab.replay.routers import Routing
 from headstart.lab.replay.run import block_sizes, warmup_requests
-from headstart.lab.traces.read import read_traces
-from headstart.lab.traces.texts import PromptReader
-from headstart.lab.traces.trace import Trace, TraceFormat
-from headstart.model.source import resolve
-from headstart.model.spec import read_spec
+from headstart.lab.traces.trace import TraceFormat
 
 _LOG, _CACHE, _OUTPUT = "Log", "Cache", "Output"
-_BYTES_PER_ELEMENT = 2
-"""Of K and V: bfloat16 or float16, which engines keep."""
 
 
 def _share(text: str) -> float | None:
@@ -80,6 +72,15 @@ def explain(
             rich_help_panel=_LOG,
         ),
     ] = False,
+    hash_block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="How many tokens a hash id stands for.",
+            show_default="told by the lines' lengths",
+            min=1,
+            rich_help_panel=_LOG,
+        ),
+    ] = None,
     warmup: Annotated[
         str,
         typer.Option(
@@ -111,6 +112,25 @@ def explain(
             rich_help_panel=_CACHE,
         ),
     ] = "radix",
+    policy: Annotated[
+        PolicyName, typer.Option(help="What goes first when the cache is full.", rich_help_panel=_CACHE)
+    ] = "lru",
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(
+            help="So many requests ran at once, and held their blocks.",
+            show_default="one after the other",
+            min=1,
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int,
+        typer.Option(help="So many caches of that capacity, side by side.", min=1, rich_help_panel=_CACHE),
+    ] = 1,
+    routing: Annotated[
+        Routing, typer.Option(help="How they shared the requests.", rich_help_panel=_CACHE)
+    ] = Routing.ROUND_ROBIN,
     fail_on: Annotated[
         str,
         typer.Option(
@@ -156,20 +176,20 @@ def explain(
     """
     least = _share(fail_on)
     console = Console(stderr=True)
-    reader = _Reader(model)
+    named = NamedModel(model)
     try:
         room = Capacity.parse(capacity)
-        trace = _read(logs, format_, reader, console, strict=strict)
+        trace = read_recorded(logs, format_, named, console, strict=strict, hash_block_size=hash_block_size)
         [size] = block_sizes(None if block_size is None else str(block_size), trace)
-        bytes_per_token = _kv_bytes(model)
+        bytes_per_token = named.kv_bytes_per_token([room])
         blocks = room.blocks(size, bounds_of(trace, size).num_unique_blocks, bytes_per_token)
-        setting = Setting(prefix_index=prefix_index, block_size=size, capacity_blocks=blocks)
+        setting = Setting(policy, prefix_index, size, blocks, max_num_seqs, replicas, routing)
         with _bar(console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
             task = bar.add_task("")
             explanation = explain_trace(
                 trace,
                 setting,
-                reader.used_for(trace),
+                named.reader_of(trace),
                 privacy=privacy,
                 warmup=warmup_requests(warmup, trace),
                 bytes_per_token=bytes_per_token,
@@ -187,51 +207,6 @@ def explain(
         finding.kind.is_fault and finding.share_lost >= least for finding in explanation.findings
     ):
         raise typer.Exit(2)
-
-
-class _Reader:
-    """The model's tokenizer, made when something first needs it."""
-
-    def __init__(self, model: str | None) -> None:
-        self._model = model
-        self._made: PromptReader | None = None
-
-    def make(self) -> PromptReader:
-        """Fetched and read, once."""
-        if self._made is None:
-            with fetch_progress() as progress:
-                self._made = PromptReader.from_model(self._model or ModelConfig().model, progress)
-        return self._made
-
-    def used_for(self, trace: Trace) -> PromptReader | None:
-        """What made the trace's tokens, or is said to have: another one's text would be wrong."""
-        if self._made is None and self._model is not None and trace.tokens_per_symbol == 1:
-            return self.make()
-        return self._made
-
-
-def _read(
-    logs: list[str], format_: TraceFormat | None, reader: _Reader, console: Console, *, strict: bool
-) -> Trace:
-    sizes = [Path(log).stat().st_size for log in logs if Path(log).is_file()]
-    total = sum(sizes) if len(sizes) == len(logs) else None
-    with _bar(console, TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()) as bar:
-        task = bar.add_task("", total=total)
-        return read_traces(
-            logs,
-            format=format_,
-            reader=reader.make,
-            strict=strict,
-            progress=lambda done: bar.update(task, completed=done),
-        )
-
-
-def _kv_bytes(model: str | None) -> int | None:
-    """Of K and V per token in 16 bits; None without a model."""
-    if model is None:
-        return None
-    with fetch_progress() as progress:
-        return read_spec(resolve(model, progress=progress)).kv_bytes_per_token(_BYTES_PER_ELEMENT)
 
 
 def _bar(console: Console, *columns: ProgressColumn) -> Progress:

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from headstart.cli.pull import fetch_progress
+from headstart.cli.recorded import NamedModel, read_recorded
 from headstart.errors import HeadstartError, LabError
-from headstart.lab.replay.capacity import Capacity, Unit
+from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.costs import PRESET, CostModel
 from headstart.lab.replay.html import render
 from headstart.lab.replay.outcome import OPTIMAL
@@ -22,15 +22,9 @@ from headstart.lab.replay.points import INDEXES, ONLINE, POLICIES, ROUTINGS, Axe
 from headstart.lab.replay.report import fields
 from headstart.lab.replay.run import block_sizes, run, warmup_requests
 from headstart.lab.replay.tables import print_report
-from headstart.lab.traces.read import read_traces
-from headstart.lab.traces.texts import PromptReader
-from headstart.lab.traces.trace import Trace, TraceFormat
-from headstart.model.source import resolve
-from headstart.model.spec import read_spec
+from headstart.lab.traces.trace import TraceFormat
 
 _TRACE, _CACHE, _LOAD, _OUTPUT = "Trace", "Cache", "Load", "Output"
-_BYTES_PER_ELEMENT = 2
-"""Of K and V: bfloat16 or float16, which engines keep."""
 _FILE_WIDTH = 120
 """Columns where there is no terminal to fit: tables are not cut."""
 
@@ -53,7 +47,7 @@ def replay(
         typer.Option(
             help="Whose tokenizer reads text, and whose KV size tells what bytes hold: a built-in name, a "
             "directory, a GGUF file or a hub id.",
-            show_default="smollm2-135m, for text",
+            show_default="smollm2-135m's tokenizer, for text",
             rich_help_panel=_TRACE,
         ),
     ] = None,
@@ -189,7 +183,8 @@ def replay(
             replicas=replicas,
             routings=names(routing, ROUTINGS),
         )
-        trace = _read(traces, format_, model, console, strict=strict, hash_block_size=hash_block_size)
+        named = NamedModel(model)
+        trace = read_recorded(traces, format_, named, console, strict=strict, hash_block_size=hash_block_size)
         with _progress("replaying", console) as bar:
             report = run(
                 trace,
@@ -197,7 +192,7 @@ def replay(
                 block_sizes(block_size, trace),
                 costs=CostModel.parse(costs),
                 warmup=warmup_requests(warmup, trace),
-                kv_bytes_per_token=kv_bytes_per_token or _kv_bytes(model, axes),
+                kv_bytes_per_token=kv_bytes_per_token or named.kv_bytes_per_token(axes.capacities),
                 jobs=jobs,
                 on_estimate=lambda expected: console.print(f"This will take {expected}."),
                 replayed=lambda points: _told(bar, len(points) * len(trace.requests)),
@@ -220,45 +215,11 @@ def _policies(policy: str | None, *, alone: bool) -> list[str]:
     return names(policy or "lru", ONLINE)
 
 
-def _read(
-    traces: list[str],
-    format_: TraceFormat | None,
-    model: str | None,
-    console: Console,
-    *,
-    strict: bool,
-    hash_block_size: int | None,
-) -> Trace:
-    def reader() -> PromptReader:
-        with fetch_progress() as progress:
-            return PromptReader.of(model, progress)
-
-    with _progress("reading", console) as bar:
-        sizes = [Path(path).stat().st_size for path in traces if Path(path).is_file()]
-        told = _told(bar, sum(sizes) if len(sizes) == len(traces) else None)
-        return read_traces(
-            traces,
-            format=format_,
-            reader=reader,
-            strict=strict,
-            progress=told,
-            hash_block_size=hash_block_size,
-        )
-
-
 def _write(path: Path, page: str) -> None:
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise LabError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _kv_bytes(model: str | None, axes: Axes) -> int | None:
-    """What a token of the model takes, if anybody asks: its shape may be one that cannot be served."""
-    if model is None or all(each.unit is not Unit.BYTES for each in axes.capacities):
-        return None
-    with fetch_progress() as progress:
-        return read_spec(resolve(model, progress=progress)).kv_bytes_per_token(_BYTES_PER_ELEMENT)
 
 
 def _output() -> Console:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,18 +11,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from headstart.cli.recorded import NamedModel, read_recorded
 from headstart.config import PrefixIndexName
 from headstart.errors import HeadstartError
-from headstart.lab.replay.capacity import Capacity, Unit
-from headstart.lab.traces.read import read_traces
-from headstart.lab.traces.texts import PromptReader
+from headstart.lab.replay.capacity import Capacity
 from headstart.lab.traces.trace import TraceFormat
 from headstart.lab.verdict import SECONDS_PER_TOKEN, Verdict, Word, judge
-from headstart.model.source import resolve
-from headstart.model.spec import read_spec
 
-_ELEMENT_BYTES = 2
-"""Of K and V: bfloat16 or float16, which engines keep."""
 _COLOURS = {Word.GOOD: "green", Word.MARGINAL: "yellow", Word.BAD: "red", Word.UNKNOWN: "dim"}
 
 
@@ -41,7 +35,7 @@ def verdict(
         typer.Option(
             help="Whose tokenizer reads text, and whose KV size tells what bytes hold: a built-in name, a "
             "directory, a GGUF file or a hub id.",
-            show_default="smollm2-135m, for text",
+            show_default="smollm2-135m's tokenizer, for text",
         ),
     ] = None,
     capacity: Annotated[
@@ -72,6 +66,12 @@ def verdict(
         float,
         typer.Option(help="What computing one prompt token takes on your machine.", min=0.0),
     ] = SECONDS_PER_TOKEN,
+    hash_block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="How many tokens a hash id stands for.", show_default="told by the lines' lengths", min=1
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at a line that cannot be read, instead of leaving it out.")
     ] = False,
@@ -98,19 +98,13 @@ def verdict(
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     try:
         pool = None if capacity is None else Capacity.parse(capacity)
+        named = NamedModel(model)
+        trace = read_recorded(
+            files, trace_format, named, console, strict=strict, hash_block_size=hash_block_size
+        )
+        if pool is not None and kv_bytes_per_token is None:
+            kv_bytes_per_token = named.kv_bytes_per_token([pool])
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            reading = bar.add_task("reading", total=_size(files))
-            trace = read_traces(
-                files,
-                format=trace_format,
-                reader=lambda: PromptReader.of(model, bar),
-                strict=strict,
-                progress=lambda done: bar.update(reading, completed=done),
-            )
-            if pool is not None and pool.unit is Unit.BYTES and kv_bytes_per_token is None and model:
-                kv_bytes_per_token = read_spec(resolve(model, progress=bar)).kv_bytes_per_token(
-                    _ELEMENT_BYTES
-                )
             replaying = bar.add_task("replaying", total=2 * len(trace.requests))
             found = judge(
                 trace,
@@ -128,14 +122,6 @@ def verdict(
         typer.echo(json.dumps(found.fields(), indent=2))
         return
     _show(found, Console(highlight=False))
-
-
-def _size(files: list[str]) -> int | None:
-    """Bytes of all files; None where that cannot be told."""
-    try:
-        return sum(Path(file).stat().st_size for file in files)
-    except OSError:
-        return None
 
 
 def _show(found: Verdict, console: Console) -> None:
