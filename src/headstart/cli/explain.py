@@ -15,7 +15,15 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from headstart.cli.recorded import NamedModel, read_recorded
+from headstart.cli.recorded import (
+    FormatOption,
+    HashBlockSizeOption,
+    ModelOption,
+    NamedModel,
+    StrictOption,
+    WarmupOption,
+    read_recorded,
+)
 from headstart.config import PolicyName, PrefixIndexName
 from headstart.errors import HeadstartError
 from headstart.lab.explain.explain import explain as explain_trace
@@ -26,9 +34,8 @@ from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.outcome import Setting
 from headstart.lab.replay.routers import Routing
 from headstart.lab.replay.run import block_sizes, warmup_requests
-from headstart.lab.traces.trace import TraceFormat
 
-_LOG, _CACHE, _OUTPUT = "Log", "Cache", "Output"
+_CACHE, _OUTPUT = "Cache", "Output"
 
 
 def _share(text: str) -> float | None:
@@ -49,45 +56,11 @@ def explain(
             help="Request logs or traces of any format, gzip and zstd too; - is standard input.",
         ),
     ],
-    format_: Annotated[
-        TraceFormat | None,
-        typer.Option(
-            "--format", help="What the files are.", show_default="told by their lines", rich_help_panel=_LOG
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose tokenizer and chat template make prompts of requests, and text of token ids: a "
-            "built-in name, a directory, a GGUF file or a hub id.",
-            show_default="smollm2-135m for text, none for token ids",
-            rich_help_panel=_LOG,
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Stop at the first line that cannot be read, instead of counting it.",
-            rich_help_panel=_LOG,
-        ),
-    ] = False,
-    hash_block_size: Annotated[
-        int | None,
-        typer.Option(
-            help="How many tokens a hash id stands for.",
-            show_default="told by the lines' lengths",
-            min=1,
-            rich_help_panel=_LOG,
-        ),
-    ] = None,
-    warmup: Annotated[
-        str,
-        typer.Option(
-            help="Requests that fill the cache and do not count: a number, or a share (50%).",
-            rich_help_panel=_LOG,
-        ),
-    ] = "0",
+    format_: FormatOption = None,
+    model: ModelOption = None,
+    strict: StrictOption = False,
+    hash_block_size: HashBlockSizeOption = None,
+    warmup: WarmupOption = "0",
     capacity: Annotated[
         str,
         typer.Option(

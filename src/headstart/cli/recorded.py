@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -15,6 +17,47 @@ from headstart.lab.traces.texts import PromptReader
 from headstart.lab.traces.trace import Trace, TraceFormat
 from headstart.model.source import resolve
 from headstart.model.spec import read_spec
+
+_PANEL = "Recorded traffic"
+FormatOption = Annotated[
+    TraceFormat | None,
+    typer.Option(
+        "--format", help="What the files are.", show_default="told by their lines", rich_help_panel=_PANEL
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose tokenizer and chat template read text, and whose KV size tells what bytes hold: a "
+        "built-in name, a directory, a GGUF file or a hub id.",
+        show_default="smollm2-135m's tokenizer and ChatML, for text",
+        rich_help_panel=_PANEL,
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Stop at the first line that cannot be read, instead of counting it.",
+        rich_help_panel=_PANEL,
+    ),
+]
+HashBlockSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        help="How many tokens a hash id stands for.",
+        show_default="told by the lines' lengths",
+        min=1,
+        rich_help_panel=_PANEL,
+    ),
+]
+WarmupOption = Annotated[
+    str,
+    typer.Option(
+        help="Requests that fill the cache and do not count: a number, or a share (50%).",
+        rich_help_panel=_PANEL,
+    ),
+]
 
 _BYTES_PER_ELEMENT = 2
 """Of K and V: bfloat16 or float16, which engines keep."""

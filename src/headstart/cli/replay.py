@@ -12,7 +12,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from headstart.cli.recorded import NamedModel, read_recorded
+from headstart.cli.recorded import (
+    FormatOption,
+    HashBlockSizeOption,
+    ModelOption,
+    NamedModel,
+    StrictOption,
+    WarmupOption,
+    read_recorded,
+)
 from headstart.errors import HeadstartError, LabError
 from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.costs import PRESET, CostModel
@@ -22,9 +30,8 @@ from headstart.lab.replay.points import INDEXES, ONLINE, POLICIES, ROUTINGS, Axe
 from headstart.lab.replay.report import fields
 from headstart.lab.replay.run import block_sizes, run, warmup_requests
 from headstart.lab.replay.tables import print_report
-from headstart.lab.traces.trace import TraceFormat
 
-_TRACE, _CACHE, _LOAD, _OUTPUT = "Trace", "Cache", "Load", "Output"
+_CACHE, _LOAD, _OUTPUT = "Cache", "Load", "Output"
 _FILE_WIDTH = 120
 """Columns where there is no terminal to fit: tables are not cut."""
 
@@ -36,45 +43,11 @@ def replay(
             metavar="TRACE", help="Files of recorded traffic, gzip and zstd too; - is standard input."
         ),
     ],
-    format_: Annotated[
-        TraceFormat | None,
-        typer.Option(
-            "--format", help="What the files are.", show_default="told by their lines", rich_help_panel=_TRACE
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose tokenizer reads text, and whose KV size tells what bytes hold: a built-in name, a "
-            "directory, a GGUF file or a hub id.",
-            show_default="smollm2-135m's tokenizer, for text",
-            rich_help_panel=_TRACE,
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Stop at the first line that cannot be read, instead of counting it.",
-            rich_help_panel=_TRACE,
-        ),
-    ] = False,
-    hash_block_size: Annotated[
-        int | None,
-        typer.Option(
-            help="How many tokens a hash id stands for.",
-            show_default="told by the lines' lengths",
-            min=1,
-            rich_help_panel=_TRACE,
-        ),
-    ] = None,
-    warmup: Annotated[
-        str,
-        typer.Option(
-            help="Requests that fill the cache and do not count: a number, or a share (50%).",
-            rich_help_panel=_TRACE,
-        ),
-    ] = "0",
+    format_: FormatOption = None,
+    model: ModelOption = None,
+    strict: StrictOption = False,
+    hash_block_size: HashBlockSizeOption = None,
+    warmup: WarmupOption = "0",
     capacity: Annotated[
         str,
         typer.Option(

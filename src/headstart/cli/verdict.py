@@ -11,11 +11,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from headstart.cli.recorded import NamedModel, read_recorded
+from headstart.cli.recorded import (
+    FormatOption,
+    HashBlockSizeOption,
+    ModelOption,
+    NamedModel,
+    StrictOption,
+    read_recorded,
+)
 from headstart.config import PrefixIndexName
 from headstart.errors import HeadstartError
 from headstart.lab.replay.capacity import Capacity
-from headstart.lab.traces.trace import TraceFormat
 from headstart.lab.verdict import SECONDS_PER_TOKEN, Verdict, Word, judge
 
 _COLOURS = {Word.GOOD: "green", Word.MARGINAL: "yellow", Word.BAD: "red", Word.UNKNOWN: "dim"}
@@ -26,18 +32,8 @@ def verdict(
         list[str],
         typer.Argument(metavar="LOG…", help="Recorded traffic, in any format; - is standard input."),
     ],
-    trace_format: Annotated[
-        TraceFormat | None,
-        typer.Option("--format", help="Of the files.", show_default="what their first lines look like"),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose tokenizer reads text, and whose KV size tells what bytes hold: a built-in name, a "
-            "directory, a GGUF file or a hub id.",
-            show_default="smollm2-135m's tokenizer, for text",
-        ),
-    ] = None,
+    trace_format: FormatOption = None,
+    model: ModelOption = None,
     capacity: Annotated[
         str | None,
         typer.Option(
@@ -66,15 +62,8 @@ def verdict(
         float,
         typer.Option(help="What computing one prompt token takes on your machine.", min=0.0),
     ] = SECONDS_PER_TOKEN,
-    hash_block_size: Annotated[
-        int | None,
-        typer.Option(
-            help="How many tokens a hash id stands for.", show_default="told by the lines' lengths", min=1
-        ),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a line that cannot be read, instead of leaving it out.")
-    ] = False,
+    hash_block_size: HashBlockSizeOption = None,
+    strict: StrictOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
     ] = False,
