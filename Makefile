@@ -45,6 +45,7 @@ bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/cache_core.py --write
 	$(BIN)/python bench/eviction_cost.py --write
 	$(BIN)/python bench/misses.py --write
+	$(BIN)/python bench/overlap.py --write
 	$(BIN)/python bench/memory.py --write
 
 clean:  ## forget the virtual environment and all caches of tools
