@@ -65,7 +65,7 @@ def replay_scheduled(
         [engine.served[number] for number in range(warmup, len(trace.requests))],
         engine.manager.num_evicted_blocks,
         engine.scheduler.num_preemptions,
-        engine.num_refused,
+        sum(number >= warmup for number in engine.refused),
         perf_counter() - started,
     )
 
@@ -83,7 +83,7 @@ class SimulatedEngine:
     """A scheduler over a cache core, whose model is a cost model and a record of what was generated.
 
     ``now`` is its time, in seconds since the trace began.  ``served`` are the requests that had their first
-    token, and those that were refused, by their numbers.
+    token, and those that were refused, by their numbers; ``refused`` are the latter's.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SimulatedEngine:
     ) -> None:
         self.now = 0.0
         self.served: dict[int, Served] = {}
-        self.num_refused = 0
+        self.refused: list[int] = []
         self.manager = KVCacheManager(
             CacheConfig(
                 num_blocks=_num_blocks(trace, setting),
@@ -133,11 +133,14 @@ class SimulatedEngine:
     def add(self, number: int, recorded: TraceRequest) -> None:
         """Queue the request, or refuse it if it could not even fit the empty pool."""
         prompt = recorded.num_symbols
+        if not prompt:  # no engine computes an empty prompt
+            self.served[number] = Served(number, 0, 0, 0, {})
+            return
         answer = self._answer(recorded)
         size = num_answer_tokens(recorded)
         config = self.manager.config
         if prompt + size - 1 > config.num_blocks * config.block_size:  # the last one needs no slot
-            self.num_refused += 1
+            self.refused.append(number)
             self.served[number] = Served(
                 number, prompt, 0, self._reachable(prompt), {MissReason.SKIPPED: prompt}
             )
