@@ -275,6 +275,18 @@ headstart:prefix_cache_hit_rate_estimate{capacity="2x",engine="0",model_name="Qw
 """
 
 
+@pytest.mark.parametrize("name", ["process_start_time_seconds", "vllm:prefix_cache_queries_created"])
+def test_another_process_with_higher_counters(name: str) -> None:
+    """Behind a load balancer, say: the second one has served more than the first."""
+    started = f'# TYPE {name} gauge\n{name}{{engine="0"}} '
+    before, after = page("vllm_before"), page("vllm_before", **VLLM_TRAFFIC)
+    assert read(f"{before}\n{started}1.5e9\n", f"{after}\n{started}1.5e9\n").token_hit_rate == pytest.approx(
+        0.6
+    )
+    with pytest.raises(MetricsError, match="here was another process at the end of the window"):
+        read(f"{before}\n{started}1.5e9\n", f"{after}\n{started}1.6e9\n")
+
+
 def test_headstart_says_why_and_what_if() -> None:
     before = page("vllm_before") + HEADSTART.replace("COLD", "100").replace("EVICTED", "50")
     after = page("vllm_before", **VLLM_TRAFFIC) + HEADSTART.replace("COLD", "200").replace("EVICTED", "350")

@@ -16,6 +16,7 @@ from headstart.lab.replay.capacity import Capacity, distinct
         ("500kt", 31_250),
         ("1.5kt", 93),
         ("33 tokens", 2),
+        ("0.26208Mt", 16_380),  # exactly: as floats, a block less
         ("1GiB", 2**30 // (1000 * 16)),
         ("8GiB", 8 * 2**30 // (1000 * 16)),
         ("500MB", 31_250),
@@ -29,7 +30,9 @@ def test_a_capacity_in_blocks(text: str, blocks: int | None) -> None:
     assert Capacity.parse(text).blocks(16, 700, 1000) == blocks
 
 
-@pytest.mark.parametrize("text", ["", "0", "-4", "1.5", "ten", "4096x", "5 %%", "0t", "1e9", "8 GiBs", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-4", "1.5", "ten", "4096x", "5 %%", "0t", "1e9", "8 GiBs", "nan", "\uff11\uff16"]
+)
 def test_what_is_no_capacity(text: str) -> None:
     with pytest.raises(ConfigError, match=r"a capacity is a number of blocks \(4096\)"):
         Capacity.parse(text)

@@ -159,6 +159,17 @@ def test_a_pool_too_small_for_two_answers_preempts_one() -> None:
     assert hits(outcome) == [0, 0]  # at the first admission
 
 
+def test_made_up_answers_are_no_prompts_tokens() -> None:
+    """A log whose token ids are hashes may have the highest ones, too."""
+    highest = list(range(2**31 - 1, 2**31 - 9, -1))
+    outcome = replay_scheduled(
+        trace(request(text(1, 8), 0.0, 8), request([*text(1, 8), *highest], 100.0, 1)),
+        Setting(block_size=4, capacity_blocks=100, max_num_seqs=1),
+        SECOND,
+    )
+    assert hits(outcome) == [0, 8]
+
+
 def test_what_never_fits_is_refused_and_counted() -> None:
     """17 tokens fit 4 blocks with an answer of none to store; an answer of two would need 18 slots."""
     setting = Setting(block_size=4, capacity_blocks=4, max_num_seqs=2)

@@ -73,8 +73,9 @@ class Reading:
 
 
 def readings(window: Window, thresholds: Thresholds | None = None) -> list[Reading]:
-    """One for each model on the page.  Raises ``MetricsError`` if counters went back."""
+    """One for each model on the page.  Raises ``MetricsError`` if the server was restarted."""
     limits = thresholds or Thresholds()
+    window.check_server()
     return [_of_model(replace(window, model=model), limits) for model in window.models()]
 
 

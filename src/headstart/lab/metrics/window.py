@@ -57,11 +57,22 @@ class Window:
         before, after = found
         for labels, value in before.items():
             if after.get(labels, 0.0) < value:
-                raise MetricsError(
-                    f"counters of {self.source} went back within the window: a server was restarted, or "
-                    "several answer in turn behind this address; try again, or ask each of them"
-                )
+                raise self._two_servers("counters of {} went back within the window")
         return sum(after.values()) - sum(before.values())
+
+    def check_server(self) -> None:
+        """Raises ``MetricsError`` if the second look was at another process, whose counters may be higher."""
+        for name in ("process_start_time_seconds", *(f"{name}_created" for name in self.names.queries)):
+            after = self.after.gauge(name) or {}
+            for labels, started in (self.before.gauge(name) or {}).items():
+                if after.get(labels, started) != started:
+                    raise self._two_servers("{} was another process at the end of the window")
+
+    def _two_servers(self, what: str) -> MetricsError:
+        return MetricsError(
+            f"{what.format(self.source)}: a server was restarted, or several answer in turn behind this "
+            "address; try again, or ask each of them"
+        )
 
     def total(self, names: Names) -> float | None:
         """What was counted since the server's start."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 
 from headstart.errors import ConfigError
 
@@ -41,11 +42,11 @@ class Capacity:
         found = _FORM.fullmatch(given)
         if found is None:
             raise ConfigError(f"{_FORMS}, not {text!r}")
-        number, suffix = float(found["number"].replace("_", "")), found["suffix"]
+        number, suffix = Fraction(found["number"].replace("_", "")), found["suffix"]
         unit, factor = _SUFFIXES[suffix.lower()]
         if number <= 0 or (unit is Unit.BLOCKS and number % 1):
             raise ConfigError(f"{_FORMS}, not {text!r}")
-        return cls(given, unit, number * factor)
+        return cls(given, unit, float(number * factor))  # exact until here: 0.26208Mt are 262,080 tokens
 
     @classmethod
     def parse_list(cls, text: str) -> list[Capacity]:
@@ -88,16 +89,18 @@ def distinct(capacities: Sequence[int | None]) -> list[int | None]:
 
 
 _MOST_BLOCKS = 2**31 - 1
-_FORM = re.compile(r"(?P<number>\d[\d_]*(\.\d+)?)\s*(?P<suffix>%|[kKmMgG]?[tT]|tokens|blocks|[KMGTkmgt]i?B|)")
+_FORM = re.compile(
+    r"(?P<number>\d[\d_]*(\.\d+)?)\s*(?P<suffix>%|[kKmMgG]?[tT]|tokens|blocks|[KMGTkmgt]i?B|)", re.ASCII
+)
 _SUFFIXES = {
-    "": (Unit.BLOCKS, 1.0),
-    "blocks": (Unit.BLOCKS, 1.0),
-    "%": (Unit.SHARE, 0.01),
-    "tokens": (Unit.TOKENS, 1.0),
-    "t": (Unit.TOKENS, 1.0),
-    **{f"{letter}t": (Unit.TOKENS, 1000.0**power) for power, letter in enumerate("kmg", 1)},
-    **{f"{letter}b": (Unit.BYTES, 1000.0**power) for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": (Unit.BYTES, 1024.0**power) for power, letter in enumerate("kmgt", 1)},
+    "": (Unit.BLOCKS, Fraction(1)),
+    "blocks": (Unit.BLOCKS, Fraction(1)),
+    "%": (Unit.SHARE, Fraction(1, 100)),
+    "tokens": (Unit.TOKENS, Fraction(1)),
+    "t": (Unit.TOKENS, Fraction(1)),
+    **{f"{letter}t": (Unit.TOKENS, Fraction(1000**power)) for power, letter in enumerate("kmg", 1)},
+    **{f"{letter}b": (Unit.BYTES, Fraction(1000**power)) for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": (Unit.BYTES, Fraction(1024**power)) for power, letter in enumerate("kmgt", 1)},
 }
 _FORMS = (
     "a capacity is a number of blocks (4096), of tokens (2000000t, 500kt, 2Mt), of bytes (8GiB, 500MB), "

@@ -46,13 +46,13 @@ def replay_optimal(
     served, refused = [], 0
     for number, request in enumerate(trace.requests):
         hits = cache.serve(number)
-        refused += hits is None
         num_hit = (hits or 0) * setting.block_size
         if hits is None:
             misses = {MissReason.SKIPPED: request.num_prompt_tokens}
         else:
             misses = block_misses.of(number, num_hit)
         if number >= warmup:
+            refused += hits is None
             reachable = chains.num_reachable(request) * setting.block_size
             served.append(Served(number, request.num_prompt_tokens, num_hit, reachable, misses))
         if progress is not None and number % 256 == 0:

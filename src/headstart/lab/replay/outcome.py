@@ -93,7 +93,8 @@ class Rates:
 class Outcome:
     """One point's result.  ``served`` are the requests that count, in order; warm-up is left out.
 
-    ``refused`` counts requests that never fit, which hit nothing and are in ``served``.
+    ``refused`` counts those of them that never fit, which hit nothing.  Evicted blocks and preemptions are
+    those of the whole replay, warm-up included.
     """
 
     setting: Setting

@@ -42,8 +42,13 @@ def replay_overlapping(
         pool.serve(number, request)
         if progress is not None and number % 256 == 0:
             progress(number)
-    evicted = pool.manager.num_evicted_blocks
-    return Outcome(setting, pool.served[warmup:], evicted, 0, pool.num_refused, perf_counter() - started)
+    return Outcome(
+        setting,
+        pool.served[warmup:],
+        pool.manager.num_evicted_blocks,
+        refused=sum(number >= warmup for number in pool.refused),
+        seconds=perf_counter() - started,
+    )
 
 
 class _Pool:
@@ -62,7 +67,7 @@ class _Pool:
             )
         )
         self.served: list[Served] = []
-        self.num_refused = 0
+        self.refused: list[int] = []
         self._size = trace.tokens_per_symbol
         self._has_times = trace.has_times
         self._seats = setting.max_num_seqs or 1
@@ -74,6 +79,9 @@ class _Pool:
 
     def serve(self, number: int, recorded: TraceRequest) -> None:
         """Let time go on until the request can be let in, or nobody is left whom it could wait for."""
+        if not recorded.symbols:  # no engine computes an empty prompt
+            self.served.append(Served(number, 0, 0, 0, {}))
+            return
         request = CacheRequest(str(number), recorded.symbols, namespace=recorded.namespace)
         if not self._has_times and len(self._running) >= self._seats:
             self._end_next()  # the next one comes as soon as there is a seat
@@ -87,7 +95,7 @@ class _Pool:
             num_hit = self._admit(request)
         waited = None
         if num_hit is None:
-            self.num_refused += 1
+            self.refused.append(number)
         else:
             waited = self._run(number, request, recorded, num_hit) - arrival
         tokens = recorded.num_prompt_tokens

@@ -36,8 +36,8 @@ def replay(
     served, refused = [], 0
     for number, request in enumerate(trace.requests):
         num_hit, misses = cache.serve(number, request)
-        refused += num_hit is None
         if number >= warmup:
+            refused += num_hit is None
             reachable = reachable_symbols(request.num_symbols, block_symbols, setting.prefix_index)
             reachable *= trace.tokens_per_symbol
             served.append(Served(number, request.num_prompt_tokens, num_hit or 0, reachable, misses))
@@ -67,6 +67,8 @@ class _Cache:
 
     def serve(self, number: int, recorded: TraceRequest) -> tuple[int | None, dict[MissReason, int]]:
         """The tokens that hit, None for a request that does not fit, and why the others missed."""
+        if not recorded.symbols:
+            return 0, {}  # no engine computes an empty prompt
         manager = self._manager
         request = CacheRequest(str(number), recorded.symbols, namespace=recorded.namespace)
         manager.begin_step(recorded.arrival_s if recorded.arrival_s is not None else float(number))

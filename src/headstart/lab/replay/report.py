@@ -61,7 +61,7 @@ def definitions(trace: Trace, outcomes: Sequence[Outcome], costs: CostModel, war
     counted = len(trace.requests) - warmup
     if warmup:
         start = f"The first {warmup:,} requests fill the cache and do not count: the rates are of the last "
-        start += f"{counted:,}, on a warm cache."
+        start += f"{counted:,}, on a warm cache. Evicted blocks are those of the whole replay."
     else:
         start = f"All {counted:,} requests count, from an empty cache on: the cold start is in."
     sentences = [*_RATES, start, *_BOUNDS]

@@ -6,6 +6,7 @@ replica, and kept in every pool: hits are diluted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
@@ -52,7 +53,8 @@ def replay_routed(
         if one_replica is not None:
             outcome = one_replica(part, setting)
         else:
-            outcome = _replay_part(part, setting, costs, _after(progress, done))
+            num_first = bisect_left(numbers, warmup)
+            outcome = _replay_part(part, setting, costs, num_first, _after(progress, done))
         parts.append(outcome)
         served += [one._replace(number=numbers[one.number], replica=replica) for one in outcome.served]
         done += len(numbers)
@@ -67,11 +69,11 @@ def replay_routed(
 
 
 def _replay_part(
-    part: Trace, setting: Setting, costs: CostModel, progress: Callable[[int], None] | None
+    part: Trace, setting: Setting, costs: CostModel, warmup: int, progress: Callable[[int], None] | None
 ) -> Outcome:
     if setting.max_num_seqs is None:
-        return replay(part, setting, progress=progress)
-    return replay_scheduled(part, setting, costs, progress=progress)
+        return replay(part, setting, warmup=warmup, progress=progress)
+    return replay_scheduled(part, setting, costs, warmup=warmup, progress=progress)
 
 
 def _timed(trace: Trace, setting: Setting, number: int) -> TraceRequest:

@@ -12,9 +12,11 @@ from itertools import count
 from time import perf_counter
 from typing import Literal
 
+import numpy as np
+
 from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
 from headstart.cache.reasons import MissReason, MissReport
-from headstart.cache.tokens import ints_of
+from headstart.cache.tokens import TOKEN_BYTES, ints_of
 from headstart.config import SchedulerConfig
 from headstart.engine.request import Request, SamplingParams, StepResult
 from headstart.engine.scheduler import Scheduler
@@ -26,7 +28,7 @@ from headstart.lab.replay.replay import unbounded
 from headstart.lab.traces.trace import Trace, TraceRequest
 
 HIGHEST_TOKEN = 2**31 - 1
-"""Made-up tokens count down from here, far above any vocabulary: no two are alike, and no prompt has one."""
+"""Made-up tokens count down from here, far above any vocabulary, but for those that the trace has."""
 _TOLD_EVERY = 256
 
 
@@ -65,7 +67,7 @@ def replay_scheduled(
         [engine.served[number] for number in range(warmup, len(trace.requests))],
         engine.manager.num_evicted_blocks,
         engine.scheduler.num_preemptions,
-        engine.num_refused,
+        sum(number >= warmup for number in engine.refused),
         perf_counter() - started,
     )
 
@@ -83,7 +85,7 @@ class SimulatedEngine:
     """A scheduler over a cache core, whose model is a cost model and a record of what was generated.
 
     ``now`` is its time, in seconds since the trace began.  ``served`` are the requests that had their first
-    token, and those that were refused, by their numbers.
+    token, and those that were refused, by their numbers; ``refused`` are the latter's.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class SimulatedEngine:
     ) -> None:
         self.now = 0.0
         self.served: dict[int, Served] = {}
-        self.num_refused = 0
+        self.refused: list[int] = []
         self.manager = KVCacheManager(
             CacheConfig(
                 num_blocks=_num_blocks(trace, setting),
@@ -111,7 +113,7 @@ class SimulatedEngine:
         )
         self._costs = costs
         self._has_times = trace.has_times
-        self._made_up = count(HIGHEST_TOKEN, -1)
+        self._made_up = _made_up_tokens(trace)
         self._live: dict[str, _Live] = {}
 
     def wait_for(self, recorded: TraceRequest) -> None:
@@ -133,11 +135,14 @@ class SimulatedEngine:
     def add(self, number: int, recorded: TraceRequest) -> None:
         """Queue the request, or refuse it if it could not even fit the empty pool."""
         prompt = recorded.num_symbols
+        if not prompt:  # no engine computes an empty prompt
+            self.served[number] = Served(number, 0, 0, 0, {})
+            return
         answer = self._answer(recorded)
         size = num_answer_tokens(recorded)
         config = self.manager.config
         if prompt + size - 1 > config.num_blocks * config.block_size:  # the last one needs no slot
-            self.num_refused += 1
+            self.refused.append(number)
             self.served[number] = Served(
                 number, prompt, 0, self._reachable(prompt), {MissReason.SKIPPED: prompt}
             )
@@ -193,6 +198,18 @@ def num_answer_tokens(recorded: TraceRequest) -> int:
     if recorded.output:
         return len(ints_of(recorded.output))
     return max(1, recorded.num_output_tokens or 0)
+
+
+def _made_up_tokens(trace: Trace) -> Iterator[int]:
+    """Tokens of which no two are alike, and that no prompt and no answer has: a log's may be hashes."""
+    runs = [run for each in trace.requests for run in (each.symbols, each.output or b"")]
+    num_known = sum(map(len, runs)) // TOKEN_BYTES
+    lowest = HIGHEST_TOKEN - num_known - sum(map(num_answer_tokens, trace.requests))
+    known: set[int] = set()
+    for run in runs:
+        tokens = np.frombuffer(run, "<i4")
+        known.update(tokens[tokens > lowest].tolist())
+    return (token for token in count(HIGHEST_TOKEN, -1) if token not in known)
 
 
 def _num_blocks(trace: Trace, setting: Setting) -> int:
