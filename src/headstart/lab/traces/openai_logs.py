@@ -21,7 +21,7 @@ WRAPPERS = ("body", "request", "request_body", "proxy_server_request", "kwargs")
 PROMPTS = ("messages", "prompt")
 """The fields that make an object a request's body."""
 
-_LEFT_OUT = ({}, [], "", "{}", "[]")
+_LEFT_OUT: tuple[object, ...] = ({}, [], "", "{}", "[]")
 """What proxies write in place of messages that they keep in a wrapped request, or not at all."""
 
 _TIMES = ("timestamp", "arrival_time", "start_time", "startTime", "created", "created_at", "time")
