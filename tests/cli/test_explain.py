@@ -118,6 +118,15 @@ def test_privacy_tells_nothing_of_a_line_that_cannot_be_read(tmp_path: Path) -> 
     assert "without --privacy it is said why" in result.stderr
 
 
+def test_privacy_hides_nothing_of_options_and_missing_files(tmp_path: Path) -> None:
+    missing = invoke(tmp_path / "missing.jsonl", "--privacy")
+    assert missing.exit_code == 1
+    assert "missing.jsonl" in missing.stderr
+    wrong = invoke(tmp_path / "missing.jsonl", "--privacy", "--capacity", "0")
+    assert wrong.exit_code == 1
+    assert "a capacity is a number of blocks" in wrong.stderr
+
+
 def test_only_the_dearest_are_shown(tmp_path: Path) -> None:
     result = invoke(EXAMPLE, "--top", "1")
     assert "1. shuffled" in result.stdout

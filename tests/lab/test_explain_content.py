@@ -13,7 +13,7 @@ from headstart.lab.explain.content import find_content
 from headstart.lab.explain.explain import explain
 from headstart.lab.explain.finding import Explanation, FindingKind
 from headstart.lab.explain.retokenise import Retokeniser
-from headstart.lab.replay.outcome import Setting
+from headstart.lab.replay.outcome import Rates, Setting
 from headstart.lab.replay.replay import replay
 from headstart.lab.traces.texts import PromptReader
 from headstart.lab.traces.trace import Trace, TraceFormat, TraceRequest
@@ -77,6 +77,10 @@ def hits(bodies: list[Body], reader: PromptReader) -> int:
     return replay(trace_of(bodies, reader), Setting()).rates.num_hit_tokens
 
 
+def num_computed(rates: Rates) -> int:
+    return rates.num_prompt_tokens - rates.num_hit_tokens
+
+
 def faults_in(explanation: Explanation) -> list[FindingKind]:
     return [finding.kind for finding in explanation.findings if finding.kind.is_fault]
 
@@ -89,7 +93,7 @@ def test_the_fault_is_found_and_costs_what_was_put_in(
     log = make(seed)
     explanation = explained(log.bodies, reader)
     healed = replay(trace_of(log.healed, reader), Setting()).rates
-    injected = healed.num_hit_tokens - explanation.rates.num_hit_tokens
+    injected = num_computed(explanation.rates) - num_computed(healed)
     dearest, *others = [finding for finding in explanation.findings if finding.kind.is_fault]
     assert dearest.kind is log.kind
     assert dearest.num_tokens_lost == pytest.approx(injected, rel=0.05)
@@ -339,8 +343,9 @@ def test_answers_in_other_tokens_are_retokenised(reader: PromptReader) -> None:
     trace = talk_with_answers(reader, spell, lambda text: text)
     found = explain(trace, Setting(), reader)
     [finding] = [finding for finding in found.findings if finding.kind is FindingKind.RETOKENISED]
-    answers = sum(len(request.output or b"") // 4 - 1 for request in trace.requests)
-    assert finding.num_tokens_lost == pytest.approx(answers, rel=0.1)
+    as_generated = talk_with_answers(reader, lambda text: list(reader.tokens(text)), lambda text: text)
+    injected = num_computed(found.rates) - num_computed(replay(as_generated, Setting()).rates)
+    assert finding.num_tokens_lost == pytest.approx(injected, rel=0.05)
     assert finding.num_requests == 20
     assert (finding.token_hit_rate_after or 0) > found.rates.token_hit_rate + 0.1
 
@@ -355,4 +360,10 @@ def test_answers_that_come_back_without_their_thoughts(reader: PromptReader) -> 
     found = explain(trace, Setting(), reader)
     [finding] = [finding for finding in found.findings if finding.kind is FindingKind.REASONING_DROPPED]
     assert finding.num_requests == 20
+    # The thoughts are in no prompt, so nobody computes them again: what is lost is what was said behind them.
+    said = sum(
+        trace.requests[20 + talk].num_prompt_tokens - trace.requests[talk].num_prompt_tokens
+        for talk in range(20)
+    )
+    assert 0.5 * said < finding.num_tokens_lost < said
     assert (finding.token_hit_rate_after or 0) > found.rates.token_hit_rate + 0.1

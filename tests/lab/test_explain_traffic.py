@@ -245,6 +245,16 @@ def test_prompts_that_never_come_back() -> None:
     assert one.rewritten is None
 
 
+def test_a_cold_tail_is_shown_where_it_begins() -> None:
+    """Also in the first request, which computes what later ones share."""
+    texts = Texts()
+    shared = texts.new(160)
+    trace = trace_of([shared + texts.new(48) for _ in range(20)])
+    one = found(trace, replay(trace, Setting()), FindingKind.COLD_TAIL)
+    assert [(shown.line, shown.position) for shown in one.finding.evidence] == [(1, 160), (2, 161)]
+    assert "the ends of the prompts" in one.finding.what
+
+
 def test_text_that_comes_back_behind_other_beginnings_is_no_cold_tail() -> None:
     texts = Texts()
     document = texts.new(2000)
@@ -269,10 +279,22 @@ def test_round_robin_computes_each_prefix_on_every_replica() -> None:
     trace = trace_of(prompts)
     setting = Setting(replicas=4, routing="round-robin")
     outcome = replay_round_robin(trace, setting)
-    one = found(trace, outcome, FindingKind.ROUTING_DILUTION, replay=replay_round_robin)
+    one = found(trace, outcome, FindingKind.ROUTING_DILUTION, replay=replay_any)
     assert one.finding.num_tokens_lost == 3 * 5 * 160
     assert one.finding.num_requests == 15
     assert one.setting == replace(setting, routing="prefix")
+
+
+def test_prefix_routing_is_no_fix_where_it_wins_nothing() -> None:
+    """One prefix that everybody has is computed on each replica, wherever requests go."""
+    texts = Texts()
+    prefix = texts.new(160)
+    trace = trace_of([prefix + texts.new(20) for _ in range(100)])
+    outcome = replay_any(trace, Setting(replicas=4, routing="round-robin"))
+    one = found(trace, outcome, FindingKind.ROUTING_DILUTION, replay=replay_any)
+    assert one.finding.num_tokens_lost == 3 * 160
+    assert "prefix routing would win nothing back" in one.finding.fix
+    assert one.setting is None
 
 
 def test_prefix_routing_wins_back_what_random_routing_loses() -> None:

@@ -96,6 +96,27 @@ def test_lines_of_the_table() -> None:
         assert line in lines
 
 
+@pytest.mark.parametrize(("in_terminal", "has_pressure"), [(True, False), (False, True)])
+def test_no_figure_is_cut_where_there_is_little_room(in_terminal: bool, has_pressure: bool) -> None:
+    report = run(TRACE, AXES, [512])
+    console = Console(width=75, highlight=False, color_system=None, force_terminal=in_terminal)
+    with console.capture() as capture:
+        print_report(report, console)
+    table = capture.get().partition("\nWhat became")[0]
+    assert "…" not in table
+    assert "22.22%" in table
+    assert ("U/C" in table) is has_pressure
+
+
+def test_a_table_that_cannot_be_narrow_has_longer_lines() -> None:
+    axes = replace(AXES, policies=["lru"], routings=["consistent-hash"], replicas=2, max_num_seqs=[4])
+    console = Console(width=50, highlight=False, color_system=None, force_terminal=True)
+    with console.capture() as capture:
+        print_report(run(TRACE, axes, [512]), console)
+    assert "2, consistent-hash" in capture.get()
+    assert "…" not in capture.get().partition("\nWhat became")[0]
+
+
 def test_what_was_skipped_and_refused_is_said() -> None:
     skipped = [BadLine("trace.jsonl", line, "no JSON") for line in range(1, 6)]
     trace = replace(by_ids([[1], [1, 2, 3]]), skipped=skipped)

@@ -69,6 +69,9 @@ def test_several_prompts_are_several_requests(tmp_path: Path, tiny_reader: Promp
         {"messages": json.dumps(MESSAGES), "model": "m"},
         {"kwargs": {**CHAT, "prompt": None}},
         {"messages": None, "request": CHAT},
+        {"messages": {}, "proxy_server_request": CHAT, "response": {}},
+        {"messages": "{}", "proxy_server_request": json.dumps(CHAT), "response": "{}"},
+        {"messages": [], "prompt": "", "request": CHAT},
     ],
 )
 def test_what_is_wrapped_around_a_request(tmp_path: Path, tiny_reader: PromptReader, line: Any) -> None:

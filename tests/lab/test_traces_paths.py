@@ -35,6 +35,15 @@ def test_answers_take_room_and_may_come_back_as_prompts() -> None:
     assert (paths.num_unique, paths.num_reused) == (2, 2)
 
 
+def test_a_partly_filled_block_with_a_hash_id_is_no_whole_block() -> None:
+    trace = trace_of([[1, 2], [1, 2]], tokens_per_symbol=16)
+    shorter = [replace(request, num_prompt_tokens=20) for request in trace.requests]
+    paths = number_blocks(replace(trace, requests=shorter), 1)
+    assert paths.requests == [[0], [0]]
+    assert paths.slots == [[0, 1], [0, 1]]
+    assert (paths.num_unique, paths.num_reused, paths.num_slots) == (1, 1, 2)
+
+
 def test_depths_by_hand() -> None:
     depths = list(stack_distances([[0, 1], [2], [0, 3], [0, 1]]))
     assert depths == [[None, None], [None], [2, None], [1, 4]]

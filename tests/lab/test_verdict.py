@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import replace
 
 import pytest
 
 from headstart.errors import ConfigError, TraceError
+from headstart.lab.replay.bounds import bounds_of
 from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.outcome import Setting
 from headstart.lab.replay.replay import replay
@@ -51,6 +53,20 @@ def test_a_long_system_prompt() -> None:
         "Yes: with 100 blocks of 16 tokens and the radix index prefix caching hits 79.2% of the prompt "
         "tokens, which saves 158 ms of the 200 ms that computing a prompt takes in the mean."
     )
+
+
+def test_a_share_of_the_blocks_is_the_capacity_that_a_replay_means() -> None:
+    """An answer that comes back in the next prompt is computed for no prompt, and adds nothing to U."""
+    texts = Texts()
+    question, answer = texts.new(32), texts.new(65)
+    trace = trace_of([question, question + answer[:64] + texts.new(16)])
+    answered = replace(trace.requests[0], output=array("i", answer).tobytes())
+    trace = replace(trace, requests=[answered, trace.requests[1]])
+    unique = bounds_of(trace, 16).num_unique_blocks
+    assert unique == 3
+    verdict = judge(trace, capacity=Capacity.parse("400%"))
+    assert verdict.setting.capacity_blocks == 4 * unique
+    assert "the pool has 12 (U/C 0.25)" in variable(verdict, "pressure").shown
 
 
 def test_prompts_that_share_nothing() -> None:

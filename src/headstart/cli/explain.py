@@ -25,7 +25,7 @@ from headstart.cli.recorded import (
     read_recorded,
 )
 from headstart.config import PolicyName, PrefixIndexName
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.lab.explain.explain import explain as explain_trace
 from headstart.lab.explain.report import fields
 from headstart.lab.explain.tables import print_explanation
@@ -46,6 +46,11 @@ def _share(text: str) -> float | None:
     if not number.replace(".", "", 1).isdigit() or not 0 <= float(number) <= 100:
         raise typer.BadParameter("a share of the prompt tokens, as 5%, or none")
     return float(number) / 100
+
+
+def _may_quote(error: HeadstartError) -> bool:
+    """Whether it may say something of what a log holds: not of options, nor of files that are not there."""
+    return not isinstance(error, ConfigError) and not isinstance(error.__cause__, OSError)
 
 
 def explain(
@@ -169,7 +174,11 @@ def explain(
                 progress=lambda doing: bar.update(task, description=doing),
             )
     except HeadstartError as error:
-        why = "this cannot be explained; without --privacy it is said why" if privacy else error
+        why = (
+            "this cannot be explained; without --privacy it is said why"
+            if privacy and _may_quote(error)
+            else error
+        )
         typer.echo(f"headstart explain: {why}", err=True)
         raise typer.Exit(1) from error
     if as_json:

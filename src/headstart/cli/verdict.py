@@ -70,7 +70,7 @@ def verdict(
 ) -> None:
     """Is prefix caching worth turning on for this traffic?
 
-    Four variables are computed and judged, each by a threshold that is shown:
+    Five variables are computed and judged, each by a threshold that is shown:
     how much of the traffic begins like an earlier prompt; how long such a
     beginning is against a block; how many blocks these take against the pool;
     and how soon one comes back against how long the pool keeps it.  Then the

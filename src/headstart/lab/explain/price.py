@@ -1,4 +1,4 @@
-"""What each cause costs: how much further prompts reach once it is gone."""
+"""What each cause costs: how much less must be computed once it is gone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Price:
 
 
 class _Reaches:
-    """How far prompts reach without some of the causes; each set of them is tried once."""
+    """What prompts lack without some of the causes; each set of them is tried once."""
 
     def __init__(
         self, trace: Trace, causes: Sequence[Cause], warmup: int, advance: Callable[[], None]
@@ -96,14 +96,20 @@ class _Reaches:
         return needs
 
     def _gains(self, gone: tuple[int, ...], number: int) -> list[int]:
-        """Tokens by which each request reaches further without that one, too."""
-        before, after = self._reach(gone), self._reach(tuple(sorted((*gone, number))))
-        return [b - a for a, b in zip(before, after, strict=True)]
+        """Tokens that need not be computed of each request without that one, too.
 
-    def _reach(self, gone: tuple[int, ...]) -> list[int]:
+        What a cause added or took away may make a prompt longer, so hits are not compared: reasoning that
+        comes back is a hit, and nobody had lost it.
+        """
+        before, after = self._rest(gone), self._rest(tuple(sorted((*gone, number))))
+        return [a - b for a, b in zip(before, after, strict=True)]
+
+    def _rest(self, gone: tuple[int, ...]) -> list[int]:
+        """What is to be computed of each request."""
         if gone not in self._known:
             trace = without(self._trace, [self.causes[number] for number in gone])
-            self._known[gone] = [one.num_tokens for one in reach(trace)[self._warmup :]]
+            found = list(zip(trace.requests, reach(trace), strict=True))[self._warmup :]
+            self._known[gone] = [request.num_symbols - one.num_tokens for request, one in found]
             self._advance()
         return self._known[gone]
 

@@ -39,8 +39,8 @@ DEFINITIONS = (
         "computed; any hit: that with a hit at all, which flatters."
     ),
     (
-        "Tokens lost to what prompts say: how many more would be found in a cache without bounds once "
-        "the cause is gone. Causes are taken away from the front of the prompt to its end, and each is "
+        "Tokens lost to what prompts say: how many fewer would be computed with a cache without bounds "
+        "once the cause is gone. Causes are taken away from the front of the prompt to its end, and each is "
         "charged what that adds, so that no token is counted twice."
     ),
     (

@@ -17,7 +17,7 @@ from headstart.lab.replay.outcome import OPTIMAL, Bounds, Outcome, ReplayReport,
 def print_report(report: ReplayReport, console: Console) -> None:
     """Rates of all settings, where the other tokens went, the bounds, and what all of it means."""
     console.print(_heading(report))
-    console.print(_rates_table(report))
+    _print_whole(_rates_table(report, console), console)
     _print_misses(report, console)
     console.print()
     for bounds in report.bounds.values():
@@ -35,8 +35,23 @@ def _heading(report: ReplayReport) -> str:
     return f"[bold]{escape(report.trace_name)}[/] ({report.trace_format}): {requests}"
 
 
-def _rates_table(report: ReplayReport) -> Table:
+_SPARED = ("U/C", "of U", "blocks")
+"""Columns that a narrow terminal does without, the first of them first."""
+
+
+def _rates_table(report: ReplayReport, console: Console) -> Table:
+    """With all columns in a file, and in a terminal that is wide enough."""
     words, figures = _words(report), _figures(report)
+    table = _rates(report, words, figures)
+    for header in _SPARED if console.is_terminal else ():
+        if _natural_width(table, console) <= console.width:
+            break
+        figures.pop(header, None)
+        table = _rates(report, words, figures)
+    return table
+
+
+def _rates(report: ReplayReport, words: _Columns, figures: _Columns) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for header in words:
         table.add_column(header, no_wrap=True)
@@ -120,7 +135,7 @@ def _print_misses(report: ReplayReport, console: Console) -> None:
         tokens, misses = outcome.rates.num_prompt_tokens, outcome.misses
         shares = [misses.get(reason, 0) / tokens if tokens else 0.0 for reason in reasons]
         table.add_row(_capacity(outcome.setting), *map(_percent, (outcome.rates.token_hit_rate, *shares)))
-    console.print(table)
+    _print_whole(table, console)
 
 
 def _first_series(report: ReplayReport) -> Iterator[Outcome]:
@@ -139,6 +154,19 @@ def _bounds_line(bounds: Bounds) -> str:
         f"{rates.request_full_hit_rate:.2%}, any hit {rates.request_any_hit_rate:.2%}, block rate "
         f"{rates.block_hit_rate:.2%}."
     )
+
+
+def _natural_width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update_width(_WIDEST)).maximum
+
+
+def _print_whole(table: Table, console: Console) -> None:
+    """A table of figures, none of them cut: where there is no room its lines are longer."""
+    table.width = _natural_width(table, console)
+    console.print(table, crop=False)
+
+
+_WIDEST = 1000
 
 
 def _print_sentences(console: Console, title: str, sentences: list[str]) -> None:

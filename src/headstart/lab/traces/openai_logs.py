@@ -21,6 +21,9 @@ WRAPPERS = ("body", "request", "request_body", "proxy_server_request", "kwargs")
 PROMPTS = ("messages", "prompt")
 """The fields that make an object a request's body."""
 
+_LEFT_OUT: tuple[object, ...] = ({}, [], "", "{}", "[]")
+"""What proxies write in place of messages that they keep in a wrapped request, or not at all."""
+
 _TIMES = ("timestamp", "arrival_time", "start_time", "startTime", "created", "created_at", "time")
 _SESSIONS = ("session_id", "conversation_id", "chat_id", "user")
 _OUTPUT_COUNTS = ("completion_tokens", "output_tokens", "num_output_tokens")
@@ -81,13 +84,14 @@ def _layers(record: Any, depth: int = 0) -> list[Mapping[str, Any]] | None:
         record = _unpacked(record)
     if not isinstance(record, Mapping) or depth > len(WRAPPERS):
         return None
-    if any(record.get(name) is not None for name in PROMPTS):
+    prompts = [record[name] for name in PROMPTS if record.get(name) is not None]
+    if any(prompt not in _LEFT_OUT for prompt in prompts):
         return [record]
     for name in WRAPPERS:
         found = _layers(record.get(name), depth + 1)
         if found is not None:
             return [record, *found]
-    return None
+    return [record] if prompts else None
 
 
 def _whole(layers: list[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -19,9 +19,10 @@ from headstart.lab.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """``requests`` has each prompt's blocks as numbers of paths, the partly filled last one left out.
+    """``requests`` has each prompt's whole blocks as numbers of paths.
 
-    ``slots`` is what a request takes of a pool: prompt and answer, with the partly filled last block.
+    The partly filled last block is none, though a trace of hash ids has an id for it.  ``slots`` is what a
+    request takes of a pool: prompt and answer, with the partly filled last block.
     """
 
     block_symbols: int
@@ -63,7 +64,7 @@ def number_blocks(trace: Trace, block_symbols: int, *, namespaces: bool = True) 
             before = numbers.setdefault((before, run[start : start + size]), len(numbers))
             taken.append(before)
         slots.append(taken)
-        requests.append(taken[: len(request.symbols) // size])
+        requests.append(taken[: request.num_prompt_tokens // (block_symbols * trace.tokens_per_symbol)])
     return Paths(block_symbols, requests, slots)
 
 

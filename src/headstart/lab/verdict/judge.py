@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headstart.errors import ConfigError
+from headstart.lab.replay.bounds import bounds_of
 from headstart.lab.replay.capacity import Capacity
 from headstart.lab.replay.chains import symbols_of
 from headstart.lab.replay.costs import PRESET
@@ -129,7 +130,8 @@ def judge(
     require_content(trace)
     size = block_size or max(_BLOCK_SIZE, trace.tokens_per_symbol)
     paths = number_blocks(trace, symbols_of(size, trace))
-    blocks = None if capacity is None else capacity.blocks(size, paths.num_unique, kv_bytes_per_token)
+    unique = bounds_of(trace, size).num_unique_blocks
+    blocks = None if capacity is None else capacity.blocks(size, unique, kv_bytes_per_token)
     setting = Setting(prefix_index=prefix_index, block_size=size, capacity_blocks=blocks)
     # The radix index shares to the symbol: in a pool that holds everything its hits are what prompts share.
     shared = [one.num_hit_tokens for one in replay(trace, Setting(block_size=size), progress=progress).served]
@@ -138,7 +140,7 @@ def judge(
         setting,
         progress=None if progress is None else lambda done: progress(len(trace.requests) + done),
     )
-    variables = variables_of(trace, setting, paths, shared)
+    variables = variables_of(trace, setting, paths, shared, unique)
     most = next(one.value for one in variables if one.name == "shared_tokens") or 0.0
     return Verdict(
         trace_name=trace.name,

@@ -95,15 +95,20 @@ class Variable:
         return {"name": self.name, "value": value, **limits, "word": self.word, "shown": self.shown}
 
 
-def variables_of(trace: Trace, setting: Setting, paths: Paths, shared: Sequence[int]) -> list[Variable]:
-    """All of them.  ``shared`` is how many tokens of each prompt an earlier one begins with."""
+def variables_of(
+    trace: Trace, setting: Setting, paths: Paths, shared: Sequence[int], num_unique: int
+) -> list[Variable]:
+    """All of them.  ``shared`` is how many tokens of each prompt an earlier one begins with.
+
+    ``num_unique`` is U, the blocks that must be computed once, as `bounds_of` counts them for a replay.
+    """
     size = setting.block_size
     counted = [found - found % size for found in shared] if setting.prefix_index == "hash" else shared
     return [
         _shared_requests(shared, size),
         _shared_tokens(counted, trace.num_prompt_tokens),
         _prefix_length(shared, size),
-        _pressure(paths, setting.capacity_blocks),
+        _pressure(paths, setting.capacity_blocks, num_unique),
         _reuse_gap(trace, paths, setting.capacity_blocks),
     ]
 
@@ -147,11 +152,11 @@ def _prefix_length(shared: Sequence[int], size: int) -> Variable:
     )
 
 
-def _pressure(paths: Paths, capacity: int | None) -> Variable:
-    reused, unique = paths.num_reused, paths.num_unique
-    shown = f"{reused:,} of {unique:,} different blocks come back"
+def _pressure(paths: Paths, capacity: int | None, num_unique: int) -> Variable:
+    reused = paths.num_reused
+    shown = f"{reused:,} of {paths.num_unique:,} different blocks come back"
     if capacity is not None:
-        shown += f"; the pool has {capacity:,} (U/C of all: {unique / capacity:,.2f})"
+        shown += f"; the pool has {capacity:,} (U/C {num_unique / capacity:,.2f})"
     return Variable(
         "pressure",
         "shared prefixes' blocks / capacity",

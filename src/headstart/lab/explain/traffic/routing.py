@@ -19,16 +19,23 @@ def find_routing_dilution(case: Case) -> Iterator[Candidate]:
     one = case.gain(replace(setting, replicas=1, capacity_blocks=capacity, max_num_seqs=at_once))
     if not case.is_worth(one.num_tokens):
         return
-    by_prefix = setting.routing == "prefix"
     what = (
         f"{setting.replicas} replicas with {setting.routing} routing hit {one.num_tokens:,} tokens "
         f"({case.share(one.num_tokens)} of all) less than one cache of their whole memory: a prefix is "
         "computed and kept wherever a request with it is sent"
     )
-    if by_prefix:
+    if setting.routing == "prefix":
         fix = (
             "prefix routing is on already; what is left is the price of balancing load. Fewer, larger "
             "replicas would win some of it back."
+        )
+        yield case.candidate(FindingKind.ROUTING_DILUTION, what, fix, one)
+        return
+    routed = replace(setting, routing="prefix")
+    if not case.is_worth(case.gain(routed).num_tokens):
+        fix = (
+            "prefix routing would win nothing back here: what is left is that each replica computes a prefix "
+            "for the first time. Fewer, larger replicas would win some of it back."
         )
         yield case.candidate(FindingKind.ROUTING_DILUTION, what, fix, one)
         return
@@ -36,5 +43,4 @@ def find_routing_dilution(case: Case) -> Iterator[Candidate]:
         "send requests where their prefix is (--routing prefix here; your router's prefix-aware routing). "
         "One cache for all is the bound, which no routing exceeds by much."
     )
-    routed = replace(setting, routing="prefix")
     yield case.candidate(FindingKind.ROUTING_DILUTION, what, fix, one, setting=routed)

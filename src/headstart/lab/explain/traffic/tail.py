@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from headstart.cache import MissReason
-from headstart.lab.explain.finding import Candidate, FindingKind
+from headstart.lab.explain.finding import Candidate, Evidence, FindingKind
 from headstart.lab.explain.traffic.case import Case, Gain
 from headstart.lab.traces.paths import number_blocks
 
@@ -33,16 +34,22 @@ def find_cold_tail(case: Case) -> Iterator[Candidate]:
     lost = Gain(once)
     if lost.num_tokens < max(_LEAST_SHARE, case.least_share) * case.num_tokens or not once:
         return
-    ends = f"{lost.num_tokens:,} tokens ({case.share(lost.num_tokens)} of all) come once and never again"
-    what = f"the ends of the prompts, {ends}"
+    share = f"{lost.num_tokens:,} tokens ({case.share(lost.num_tokens)} of all) come once and never again"
+    what = f"the ends of the prompts, {share}"
     if num_alone:
         num_requests = len(case.outcome.served)
+        rest = "with the ends of the rest, " if num_alone < num_requests else ""
         what = (
             f"{num_alone:,} of {num_requests:,} prompts ({num_alone / num_requests:.1%}) share no block of "
-            f"{size:,} tokens with any other; with the ends of the rest, {ends}"
+            f"{size:,} tokens with any other; {rest}{share}"
         )
     fix = (
         "nothing to win: no capacity, policy or block size can hit what does not come back. The other "
         f"{case.share(case.num_tokens - lost.num_tokens)} of the tokens bound the hit rate."
     )
-    yield case.candidate(FindingKind.COLD_TAIL, what, fix, lost)
+    found = case.candidate(FindingKind.COLD_TAIL, what, fix, lost)
+    lengths = {one.number: one.num_prompt_tokens for one in case.outcome.served}
+    longest = sorted(once, key=lambda number: (-once[number], number))[:2]
+    ends = [(case.trace.requests[number], lengths[number] - once[number]) for number in longest]
+    evidence = tuple(Evidence(request.file, request.line, begin) for request, begin in ends)
+    yield replace(found, finding=replace(found.finding, evidence=evidence))
