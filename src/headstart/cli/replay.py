@@ -110,7 +110,7 @@ def replay(
             help=f"How they share the requests: {', '.join(ROUTINGS)}, several with commas, or all.",
             rich_help_panel=_LOAD,
         ),
-    ] = "prefix",
+    ] = "round-robin",
     jobs: Annotated[
         int,
         typer.Option(help="Replay so many settings at a time, in processes.", min=1, rich_help_panel=_LOAD),
