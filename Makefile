@@ -33,7 +33,7 @@ types: $(VENV)/.installed-dev
 # Idle OpenMP threads spin by default; where tests, servers and engines share few cores that costs more than it saves.
 unit: export GOMP_SPINCOUNT ?= 0
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  ## the cache core's state machines for ten minutes  (ARGS="--seed 4711")
 	$(BIN)/python -m bench.fuzz --minutes 10 $(ARGS)
