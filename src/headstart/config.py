@@ -314,6 +314,16 @@ def _unknown(name: str, known: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP process's part.  With ``strict`` a field that nobody knows is an error, and not ignored."""
+
+    strict: bool = False
+
+
+PLAIN_SERVER = ServerConfig()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything one engine needs to start.
 

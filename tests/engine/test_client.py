@@ -21,7 +21,7 @@ from headstart.config import EngineConfig
 from headstart.engine import client as client_module
 from headstart.engine.client import EngineClient
 from headstart.engine.messages import EngineInfo, ResetDone
-from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.engine.request import CacheTerms, RequestOutput, SamplingParams
 from headstart.errors import (
     ConfigError,
     EngineDeadError,
@@ -97,7 +97,7 @@ class Engine:
 
     def stream(self, prompt: list[int], params: SamplingParams, salt: str | None = None) -> Any:
         self.count += 1
-        return self.client.generate(prompt, params, request_id=f"r{self.count}", cache_salt=salt)
+        return self.client.generate(prompt, params, request_id=f"r{self.count}", terms=CacheTerms(salt=salt))
 
     async def ask(
         self, prompt: list[int], params: SamplingParams, salt: str | None = None

@@ -7,7 +7,7 @@ import pytest
 
 from headstart.cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from headstart.engine.messages import EngineStats
-from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.engine.request import CacheTerms, RequestOutput, SamplingParams
 from headstart.errors import RequestError
 from tests.fake_runner import FakeEngine, answer, tokens_of
 
@@ -46,7 +46,7 @@ def test_salts_reach_the_cache() -> None:
     engine = FakeEngine()
     hits = []
     for number, salt in enumerate(("s", "t", "s")):
-        engine.add_request(str(number), A[:9], SamplingParams(max_tokens=1), cache_salt=salt)
+        engine.add_request(str(number), A[:9], SamplingParams(max_tokens=1), terms=CacheTerms(salt=salt))
         hits.append(engine.drain()[-1].num_cached_tokens)
     assert hits == [0, 0, 8]
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(
 ) -> None:
     engine = FakeEngine()
     with pytest.raises(RequestError, match=words):
-        engine.add_request("bad", prompt, SamplingParams(), cache_salt=salt)
+        engine.add_request("bad", prompt, SamplingParams(), terms=CacheTerms(salt=salt))
     assert not engine.has_work
     assert not engine.abort("bad")
 

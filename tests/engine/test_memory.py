@@ -12,6 +12,7 @@ from headstart.cache.index import Lease
 from headstart.cache.radix_index import RadixLease
 from headstart.config import PrefixIndexName
 from headstart.engine.request import (
+    CacheTerms,
     Request,
     RequestOutput,
     SamplingParams,
@@ -58,7 +59,7 @@ def storm(engine: FakeEngine, count: int, seed: int) -> None:
                         stop_token_ids=tuple(chance.choices(range(1000), k=chance.choice((0, 0, 200)))),
                         presence_penalty=chance.choice((0.0, 0.0, 1.0)),
                     ),
-                    cache_salt=chance.choice((None, None, "salt", name)),
+                    terms=CacheTerms(salt=chance.choice((None, None, "salt", name))),
                 )
                 current.add(name)
             except RequestError:

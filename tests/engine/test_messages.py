@@ -19,7 +19,7 @@ from headstart.engine.messages import (
     Submit,
     ToEngine,
 )
-from headstart.engine.request import PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
+from headstart.engine.request import CacheTerms, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
 
 INFO = EngineInfo(
     model_name="m",
@@ -69,7 +69,7 @@ REPORT = MissReport("a", 9, 3, {MissReason.COLD: 5, MissReason.LAST_TOKEN: 1}, 3
 @pytest.mark.parametrize(
     "message",
     [
-        Submit("a", b"\x01\x00\x00\x00", PARAMS, "salt"),
+        Submit("a", b"\x01\x00\x00\x00", PARAMS, CacheTerms(salt="salt")),
         Submit("a", b"", SamplingParams(seed=-(2**63))),
         Abort(("a", "b")),
         ResetPrefixCache(7),

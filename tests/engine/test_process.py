@@ -26,7 +26,7 @@ from headstart.engine.messages import (
     ToEngine,
 )
 from headstart.engine.process import EngineServer
-from headstart.engine.request import RequestOutput, SamplingParams, StepPlan, StepResult
+from headstart.engine.request import CacheTerms, RequestOutput, SamplingParams, StepPlan, StepResult
 from tests.fake_runner import FakeEngine, FakeRunner, answer, tokens_of
 
 PATIENCE_MS = 60_000
@@ -64,7 +64,7 @@ class Wire:
 
     def submit(self, name: str, prompt: list[int], max_tokens: int = 1, salt: str | None = None) -> None:
         params = SamplingParams(max_tokens=max_tokens)
-        self.say(Submit(name, array("i", prompt).tobytes(), params, salt))
+        self.say(Submit(name, array("i", prompt).tobytes(), params, CacheTerms(salt=salt)))
 
     def hear(self) -> FromEngine:
         """The next message that is no mere announcement of a step, nor an explanation after it."""

@@ -18,7 +18,15 @@ from tokenizers import decoders, models, pre_tokenizers
 from headstart.cache import MissReport
 from headstart.engine.choices import choice_ids
 from headstart.engine.messages import EngineInfo, EngineStats
-from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
+from headstart.engine.request import (
+    PLAIN_TERMS,
+    CacheTerms,
+    FinishReason,
+    PromptLogprob,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+)
 from headstart.errors import EngineDeadError, RequestError
 from headstart.server.app import build_app
 from headstart.text import ChatTemplate, Tokenizer
@@ -87,7 +95,7 @@ class FakeEngine:
     asked_for: list[int] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
-    submitted: list[tuple[list[int], SamplingParams, str | None]] = field(default_factory=list)
+    submitted: list[tuple[list[int], SamplingParams, CacheTerms]] = field(default_factory=list)
     explain: Callable[[MissReport], None] | None = None
     _known: set[tuple[str | None, tuple[int, ...]]] = field(default_factory=set)
 
@@ -102,7 +110,7 @@ class FakeEngine:
         params: SamplingParams,
         *,
         request_id: str,
-        cache_salt: str | None = None,
+        terms: CacheTerms = PLAIN_TERMS,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt = list(prompt_token_ids)
@@ -114,8 +122,8 @@ class FakeEngine:
             )
         if any(not 0 <= token < self.info.vocab_size for token in prompt):
             raise RequestError("a token is outside the vocabulary", param="prompt", code="invalid_token")
-        self.submitted.append((prompt, params, cache_salt))
-        return self._outputs(tuple(prompt), params, request_id, cache_salt)
+        self.submitted.append((prompt, params, terms))
+        return self._outputs(tuple(prompt), params, request_id, terms.salt)
 
     async def _outputs(
         self, prompt: tuple[int, ...], params: SamplingParams, request_id: str, salt: str | None

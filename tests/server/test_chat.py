@@ -120,10 +120,10 @@ def test_no_half_character_is_streamed(client: TestClient, engine: Any) -> None:
 
 def test_fields_reach_the_engine(client: TestClient, engine: Any) -> None:
     ask(client, temperature=0.25, top_p=0.5, top_k=7, seed=11, stop="x", max_tokens=5, cache_salt="s")
-    prompt, params, salt = engine.submitted[-1]
+    prompt, params, terms = engine.submitted[-1]
     assert engine.tokenizer.decode(prompt) == PROMPT
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.25, 0.5, 7, 11)
-    assert (params.stop, params.max_tokens, salt) == (("x",), 5, "s")
+    assert (params.stop, params.max_tokens, terms.salt) == (("x",), 5, "s")
     assert set(params.stop_token_ids) == engine.tokenizer.eos_token_ids
 
 
@@ -137,9 +137,9 @@ def test_biases_and_penalties_reach_the_engine(client: TestClient, engine: Any) 
 
 def test_defaults_are_those_of_vllm(client: TestClient, engine: Any) -> None:
     ask(client)
-    _, params, salt = engine.submitted[-1]
+    _, params, terms = engine.submitted[-1]
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (1.0, 1.0, 0, None)
-    assert (params.stop, params.max_tokens, salt) == ((), None, None)
+    assert (params.stop, params.max_tokens, terms.salt) == ((), None, None)
 
 
 def test_zero_is_a_value_and_not_a_default(client: TestClient, engine: Any) -> None:

@@ -38,7 +38,7 @@ from headstart.engine.messages import (
     Submit,
     ToEngine,
 )
-from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.engine.request import PLAIN_TERMS, CacheTerms, RequestOutput, SamplingParams
 from headstart.errors import EngineDeadError, EngineError, HeadstartError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class EngineClient:
         params: SamplingParams,
         *,
         request_id: str,
-        cache_salt: str | None = None,
+        terms: CacheTerms = PLAIN_TERMS,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of all choices (`choice_ids`) as steps bring them; each one's last has a ``finish_reason``.
@@ -179,7 +179,7 @@ class EngineClient:
             msgspec.convert(msgspec.to_builtins(params), SamplingParams)
         except msgspec.ValidationError as error:
             raise RequestError(f"sampling parameters: {error}", code="invalid_value") from error
-        submit = Submit(request_id, _wire_tokens(prompt_token_ids), params, cache_salt, priority)
+        submit = Submit(request_id, _wire_tokens(prompt_token_ids), params, terms, priority)
         ticket = next(self._tickets)
         stream = self._stream(submit, ticket)
         # Nothing of a generator runs, its ``finally`` neither, when it is closed before it was begun.

@@ -13,6 +13,8 @@ from headstart.engine.choices import choice_ids, of_choice
 from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineStats
 from headstart.engine.request import (
+    PLAIN_TERMS,
+    CacheTerms,
     Request,
     RequestOutput,
     SamplingParams,
@@ -69,7 +71,7 @@ class EngineCore:
         prompt_token_ids: bytes | list[int],
         params: SamplingParams,
         *,
-        cache_salt: str | None = None,
+        terms: CacheTerms = PLAIN_TERMS,
         priority: int = 0,
     ) -> None:
         """Queue a request (int token ids, or the bytes of little-endian int32).
@@ -78,14 +80,21 @@ class EngineCore:
 
         Raises ``RequestError`` if it can never be served.
         """
-        namespace, skip_reading = Namespace(salt=cache_salt), params.prompt_logprobs is not None
+        namespace = Namespace(salt=terms.salt)
+        skip_reading = terms.skip_reading or params.prompt_logprobs is not None
         prompt = CacheRequest(request_id, prompt_token_ids, namespace=namespace)
         max_tokens = self.limits.check(prompt.token_ids(), params, priority)
         now = self._clock()
         leader, *followers = (
             Request(
                 request_id=name,
-                cache=CacheRequest(name, prompt.tokens, namespace=namespace, skip_reading=skip_reading),
+                cache=CacheRequest(
+                    name,
+                    prompt.tokens,
+                    namespace=namespace,
+                    skip_reading=skip_reading,
+                    retention_priority=terms.retention_priority,
+                ),
                 params=of_choice(params, number),
                 num_prompt_tokens=prompt.num_tokens,
                 max_tokens=max_tokens,

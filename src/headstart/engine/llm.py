@@ -18,7 +18,14 @@ from headstart.cache import MissReport
 from headstart.config import EngineConfig
 from headstart.engine.build import build_engine
 from headstart.engine.choices import as_ranked, best, choice_ids
-from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprob
+from headstart.engine.request import (
+    CacheTerms,
+    FinishReason,
+    PromptLogprob,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+)
 from headstart.errors import EngineError, RequestError, shown
 from headstart.model.source import resolve
 from headstart.text import ChatTemplate, TextStream, Tokenizer
@@ -103,7 +110,7 @@ class LLM:
                         one.request_id,
                         one.prompt_token_ids,
                         one.in_engine,
-                        cache_salt=cache_salt,
+                        terms=CacheTerms(salt=cache_salt),
                         priority=priorities[index],
                     )
             self._run(jobs, reports, progress=progress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from headstart.cache import MissReason, MissReport
-from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.engine.request import PLAIN_TERMS, CacheTerms, RequestOutput, SamplingParams
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, weakref=True):
@@ -20,7 +20,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, weakref=True):
     request_id: str
     prompt: bytes
     params: SamplingParams
-    cache_salt: str | None = None
+    terms: CacheTerms = PLAIN_TERMS
     priority: int = 0
 
 

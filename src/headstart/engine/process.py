@@ -102,7 +102,7 @@ class EngineServer:
                     message.request_id,
                     message.prompt,
                     message.params,
-                    cache_salt=message.cache_salt,
+                    terms=message.terms,
                     priority=message.priority,
                 )
             except RequestError as error:  # the front checks first; this is for a front that did not

@@ -188,6 +188,24 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or _is_integer(value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTerms:
+    """Whose cache a request shares, and what it wants of it.
+
+    Requests of different ``salt`` share nothing.  ``retention_priority`` says how long to keep what the
+    request uses, 0 to 100, the higher the longer.  With ``skip_reading`` nothing that others computed is a
+    hit for it.
+    """
+
+    salt: str | None = None
+    retention_priority: int = 0
+    skip_reading: bool = False
+
+
+PLAIN_TERMS = CacheTerms()
+"""Those of a request that says nothing about the cache."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request as the scheduler sees it.

@@ -15,7 +15,7 @@ from headstart.cache import MissReport
 from headstart.config import EngineConfig
 from headstart.engine.client import EngineClient
 from headstart.engine.messages import EngineInfo, EngineStats
-from headstart.engine.request import RequestOutput, SamplingParams
+from headstart.engine.request import PLAIN_TERMS, CacheTerms, RequestOutput, SamplingParams
 from headstart.errors import EngineDeadError, HeadstartError
 
 logger = logging.getLogger(__name__)
@@ -93,13 +93,13 @@ class EngineSupervisor:
         params: SamplingParams,
         *,
         request_id: str,
-        cache_salt: str | None = None,
+        terms: CacheTerms = PLAIN_TERMS,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `EngineClient.generate`; raises ``EngineDeadError`` at once while no engine serves."""
         self._demand_engine()
         return self._client.generate(
-            prompt_token_ids, params, request_id=request_id, cache_salt=cache_salt, priority=priority
+            prompt_token_ids, params, request_id=request_id, terms=terms, priority=priority
         )
 
     def check_queue(self, params: SamplingParams, num_prompts: int = 1) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,11 +11,11 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.engine.request import FinishReason
-from headstart.errors import RequestError
+from headstart.server.caller import caller_of
 from headstart.server.choice import Piece
+from headstart.server.conversation import Answer, Conversation, answer
 from headstart.server.front import Front, Ticket, require_json
-from headstart.server.generation import Generation, usage_of
+from headstart.server.generation import usage_of
 from headstart.server.logprobs import for_chat
 from headstart.server.protocol import ChatRequest, Message
 from headstart.server.replies import (
@@ -26,12 +25,10 @@ from headstart.server.replies import (
     ChatLogprobs,
     ChatReply,
     Delta,
+    EndReason,
     ReplyMessage,
 )
 from headstart.server.streaming import EventStream, json_response, until_disconnect
-
-# `ChatTemplate.render`'s own arguments, which chat_template_kwargs must not touch.
-RESERVED_VARIABLES = {"self", "messages", "tools", "add_generation_prompt"}
 
 
 def router(front: Front) -> APIRouter:
@@ -41,39 +38,23 @@ def router(front: Front) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=ChatReply)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, "chatcmpl")
+        ticket = front.admit(body, caller_of(request), "chatcmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
-        text = await asyncio.to_thread(_render, front, body)  # the model's template may take its time
-        # Templates write a model's special tokens themselves.
-        prompt = await front.encode(text, add_special_tokens=bool(body.add_special_tokens), field="messages")
-        generation = front.generate(prompt, params, ticket, prompt_field="messages")
+        started = await answer(front, _conversation(body), params, ticket)
         if body.stream:
-            return EventStream(_chunks(front, ticket, generation, include_usage=body.include_usage))
-        whole = _whole(front, ticket, generation, body.prompt_logprobs)
+            return EventStream(_chunks(front, ticket, started, include_usage=body.include_usage))
+        whole = _whole(front, ticket, started, body.prompt_logprobs)
         return json_response(await until_disconnect(request.receive, whole))
 
     return routes
 
 
-def _render(front: Front, body: ChatRequest) -> str:
-    """The conversation as the text that the model was trained on."""
-    if front.template is None:
-        raise RequestError(
-            f"the model {front.model!r} has no chat template; send a prompt to /v1/completions instead",
-            param="messages",
-            code="no_chat_template",
-        )
-    variables = body.chat_template_kwargs or {}
-    if reserved := RESERVED_VARIABLES & variables.keys():
-        raise RequestError(
-            f"chat_template_kwargs must not set {', '.join(sorted(reserved))}: they are fields of their own",
-            param="chat_template_kwargs",
-            code="invalid_value",
-        )
-    return front.template.render(
-        [_as_the_template_sees_it(message) for message in body.messages],
+def _conversation(body: ChatRequest) -> Conversation:
+    return Conversation(
+        messages=[_as_the_template_sees_it(message) for message in body.messages],
         add_generation_prompt=body.add_generation_prompt is not False,
-        **variables,
+        add_special_tokens=bool(body.add_special_tokens),
+        variables=body.chat_template_kwargs or {},
     )
 
 
@@ -84,11 +65,10 @@ def _as_the_template_sees_it(message: Message) -> dict[str, Any]:
     return {"role": role, "content": message.content, **name}
 
 
-async def _whole(
-    front: Front, ticket: Ticket, generation: Generation, prompt_logprobs: int | None
-) -> ChatReply:
+async def _whole(front: Front, ticket: Ticket, started: Answer, prompt_logprobs: int | None) -> ChatReply:
+    generation = started.generation
     collected: defaultdict[int, list[Piece]] = defaultdict(list)
-    async with aclosing(generation.pieces()) as arriving:
+    async with aclosing(started.pieces()) as arriving:
         async for piece in arriving:
             collected[piece.index].append(piece)
     choices = []
@@ -106,7 +86,7 @@ async def _whole(
         created=ticket.created,
         model=front.model,
         choices=choices,
-        usage=usage_of([generation]),
+        usage=usage_of([started.generation]),
     )
     if prompt_logprobs is not None:
         reply.prompt_logprobs = generation.prompt_logprobs(prompt_logprobs)
@@ -114,7 +94,7 @@ async def _whole(
 
 
 async def _chunks(
-    front: Front, ticket: Ticket, generation: Generation, *, include_usage: bool
+    front: Front, ticket: Ticket, started: Answer, *, include_usage: bool
 ) -> AsyncGenerator[ChatChunk, None]:
     """Each choice's role with its first token, then text, and why it ended; last the usage if asked for."""
     head: dict[str, Any] = {
@@ -128,14 +108,14 @@ async def _chunks(
     def chunk(
         index: int,
         delta: Delta,
-        finish_reason: FinishReason | None = None,
+        finish_reason: EndReason | None = None,
         logprobs: ChatLogprobs | None = None,
     ) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return ChatChunk(**head, choices=[choice], **no_usage_yet)
 
     begun: set[int] = set()
-    async with aclosing(generation.pieces()) as pieces:
+    async with aclosing(started.pieces()) as pieces:
         async for piece in pieces:
             if piece.index not in begun:
                 yield chunk(piece.index, Delta(role="assistant", content=""))
@@ -146,4 +126,4 @@ async def _chunks(
             if piece.finish_reason:
                 yield chunk(piece.index, Delta(), piece.finish_reason)
     if include_usage:
-        yield ChatChunk(**head, choices=[], usage=usage_of([generation]))
+        yield ChatChunk(**head, choices=[], usage=usage_of([started.generation]))

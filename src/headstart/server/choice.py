@@ -9,7 +9,21 @@ from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput,
 from headstart.errors import EngineError
 from headstart.server.logprobs import SpelledToken, Speller
 from headstart.server.metrics import RequestTimer
+from headstart.server.replies import EndReason
 from headstart.text import TextStream, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of a tool call: the first of each ``number`` has its ``id`` and ``name``.
+
+    The ``arguments`` of all its parts together are the JSON text of one object.
+    """
+
+    number: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +31,14 @@ class Piece:
     """Text that one step settled for one choice, whose last piece has a ``finish_reason``.
 
     ``tokens`` are those of the step, if log-probabilities were asked for; an end token that is no text is
-    not among them, except after an echo.
+    not among them, except after an echo.  ``calls`` are parts of tool calls, which are not in the text.
     """
 
     index: int
     text: str
-    finish_reason: FinishReason | None
+    finish_reason: EndReason | None
     tokens: tuple[SpelledToken, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +105,7 @@ class Choice:
             pieces.append(self._echoed(self._echo.text, prompt, prompt_logprobs))
             self._echo_is_due = False
         pieces.append(self._settle(output))
-        reason = pieces[-1].finish_reason
-        if reason:
+        if (reason := self._reason(output)) is not None:
             self.end(reason)
         return pieces
 
@@ -119,6 +133,9 @@ class Choice:
             shown = shown[:-1]
         if output.finish_reason:
             text += self._text.finish()
-        reason = "stop" if self._text.stopped else output.finish_reason
         tokens = () if self._num_logprobs is None else self._speller.spell(shown, output.logprobs)
-        return Piece(self.index, text, reason, tokens)
+        return Piece(self.index, text, self._reason(output), tokens)
+
+    def _reason(self, output: RequestOutput) -> FinishReason | None:
+        """Why it ends with this output, which has been settled."""
+        return "stop" if self._text.stopped else output.finish_reason

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.choices import as_ranked
-from headstart.engine.request import SamplingParams
+from headstart.engine.request import CacheTerms, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
+from headstart.server.caller import Caller
 from headstart.server.choice import Echo
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
@@ -26,11 +28,12 @@ LONG_TEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """An admitted request: its id on the wire, when it arrived, and whose cache it may share."""
+    """An admitted request: its id on the wire, when it came, from whom, and what of the cache it shares."""
 
     id: str
     arrived: float
-    cache_salt: str | None
+    caller: Caller
+    terms: CacheTerms
     priority: int
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -44,10 +47,11 @@ class Front:
     template: ChatTemplate | None
     metrics: Metrics
     model: str
+    config: ServerConfig = PLAIN_SERVER
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def admit(self, body: GenerationRequest, prefix: str) -> Ticket:
-        """A ticket for this request, if it is one for us; its id begins with ``prefix``.
+    def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
+        """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
 
         Raises `RequestError` for another model, and for stream options without a stream.
         """
@@ -60,7 +64,11 @@ class Front:
                 code="invalid_value",
             )
         return Ticket(
-            f"{prefix}-{uuid.uuid4().hex}", self.metrics.clock(), body.cache_salt, body.priority or 0
+            f"{prefix}-{uuid.uuid4().hex}",
+            self.metrics.clock(),
+            caller,
+            CacheTerms(salt=caller.salt(body.cache_salt)),
+            body.priority or 0,
         )
 
     def check_model(self, name: str) -> None:
@@ -119,7 +127,7 @@ class Front:
                 prompt,
                 as_ranked(params),
                 request_id=request_id,
-                cache_salt=ticket.cache_salt,
+                terms=ticket.terms,
                 priority=ticket.priority,
             )
         except RequestError as error:

@@ -7,140 +7,51 @@ know are ignored.  Fields that we know, do not do yet and that would change the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from headstart.engine.request import MAX_BEST_OF, MAX_LOGPROBS, MAX_N, SamplingParams
+from headstart.engine.request import MAX_BEST_OF, MAX_N, SamplingParams
 from headstart.errors import RequestError
+from headstart.server.fields import (
+    AT_LEAST_ONE,
+    Bits64,
+    CacheSalt,
+    Count,
+    Flag,
+    Limit,
+    ListOf,
+    LogitBias,
+    MaxTokens,
+    Natural,
+    NotYet,
+    NotYetFalse,
+    NotYetTrue,
+    Number,
+    NumLogprobs,
+    Stop,
+    StopTokenIds,
+    String,
+    TokenIds,
+    must_be,
+    not_yet,
+)
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # of all prompts together, before the best are sought
-MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
-MAX_BIASES = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
-
-
-def must_be(allowed: str) -> WrapValidator:
-    """A validator that says in words what is allowed, in place of one complaint for each type tried."""
-
-    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            if error.error_count() == 1 and error.errors()[0]["type"] == "not_yet":
-                raise  # a field of this object: it has a sentence of its own
-            raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": allowed}) from None
-
-    return WrapValidator(check)
-
-
-def not_yet(*neutral: Any) -> AfterValidator:
-    """A validator for a field we do not do yet: only ``null`` and the values that ask for nothing pass."""
-    words = " or ".join(json.dumps(value) for value in neutral) or "null"
-
-    def check(value: Any) -> Any:
-        alike = (same for same in neutral if isinstance(same, bool) == isinstance(value, bool))
-        if value is None or value in alike:
-            return value
-        raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": words})
-
-    return AfterValidator(check)
-
-
-def _is_text(text: str) -> str:
-    """Half of a surrogate pair, which JSON can spell, is no text."""
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": "valid Unicode"})
-    return text
-
-
-def _few_biases(value: Any) -> Any:
-    """No more than are allowed: pydantic counts the entries of an object only after it has looked at all."""
-    if isinstance(value, dict) and len(value) > MAX_BIASES:
-        raise ValueError
-    return value
-
-
-T = TypeVar("T")
-# One complaint is all that is told; of a list with a million entries pydantic would write a million.
-ListOf = Annotated[list[T], Field(fail_fast=True)]
-Integer = Annotated[int, Field(strict=True)]
-TokenIds = ListOf[Integer]
-_StopTokenIds = ListOf[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
-_StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
-
-_Bits64 = Annotated[
-    int | None,
-    Field(strict=True, ge=-(2**63), lt=2**64),
-    must_be(f"an integer of at most 64 bits, from {-(2**63)} to {2**64 - 1}"),
-]
-_Count = Annotated[
-    int | None,
-    Field(strict=True, ge=-(2**31), lt=2**31),
-    must_be("0 or -1 (off) or an integer below 2147483648"),
-]
-_Limit = Annotated[
-    int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1 and below 2147483648")
-]
-_Natural = Annotated[
-    int | None, Field(strict=True, ge=0, lt=2**31), must_be("an integer of at least 0 and below 2147483648")
-]
-_AT_LEAST_ONE = "an integer of at least 1 and below 2147483648 (0 only with prompt_logprobs or echo)"
-_MaxTokens = Annotated[int | None, Field(strict=True, ge=0, lt=2**31), must_be(_AT_LEAST_ONE)]
-_NumLogprobs = Annotated[
-    int | None,
-    Field(strict=True, ge=0, le=MAX_LOGPROBS),
-    must_be(f"an integer between 0 and {MAX_LOGPROBS}"),
-]
-_LogitBias = Annotated[
-    Annotated[dict[int, Annotated[float, Field(strict=True)]], BeforeValidator(_few_biases)] | None,
-    must_be(f"an object of at most {MAX_BIASES} token ids, each with a number"),
-]
-_Number = Annotated[float | None, Field(strict=True), must_be("a number")]
-_Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
-_String = Annotated[str | None, must_be("a string")]
-_Stop = Annotated[
-    _StopString | Annotated[ListOf[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
-    must_be(
-        f"a string of at most {MAX_STOP_LENGTH} characters of valid Unicode, or a list of at most "
-        f"{MAX_STOP_STRINGS} of them"
-    ),
-]
-# vLLM's rule.  A salt is typed key material, so nothing here depends on the characters; clients do.
-_CacheSalt = Annotated[
-    Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None,
-    must_be("a string of 1 to 128 characters without @, /, \\ and NUL"),
-]
-
-
-_NotYet = Annotated[Any, not_yet()]
-_NotYetTrue = Annotated[Any, not_yet(False)]
-_NotYetFalse = Annotated[Any, not_yet(True)]
 
 
 class StreamOptions(BaseModel):
     """``include_usage`` asks for a last chunk with the usage and no choices."""
 
-    include_usage: _Flag = None
-    continuous_usage_stats: _NotYetTrue = None
+    include_usage: Flag = None
+    continuous_usage_stats: NotYetTrue = None
 
 
 # The fields of a request that are `SamplingParams`' own, under the same names.
@@ -154,54 +65,54 @@ _SAMPLING = (
 class GenerationRequest(BaseModel):
     """What a chat and a completion ask for alike."""
 
-    model: _String = None
-    max_tokens: _MaxTokens = None
-    temperature: _Number = None
-    top_p: _Number = None
-    top_k: _Count = None
-    seed: _Bits64 = None
-    stop: _Stop = None
+    model: String = None
+    max_tokens: MaxTokens = None
+    temperature: Number = None
+    top_p: Number = None
+    top_k: Count = None
+    seed: Bits64 = None
+    stop: Stop = None
     stop_token_ids: Annotated[
-        Annotated[_StopTokenIds, Field(max_length=128)] | None, must_be("a list of at most 128 token ids")
+        Annotated[StopTokenIds, Field(max_length=128)] | None, must_be("a list of at most 128 token ids")
     ] = None
-    ignore_eos: _Flag = None
-    include_stop_str_in_output: _Flag = None
-    stream: _Flag = None
+    ignore_eos: Flag = None
+    include_stop_str_in_output: Flag = None
+    stream: Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
-    cache_salt: _CacheSalt = None
-    priority: _Bits64 = None
-    user: _String = None
+    cache_salt: CacheSalt = None
+    priority: Bits64 = None
+    user: String = None
 
-    min_p: _Number = None
-    presence_penalty: _Number = None
-    frequency_penalty: _Number = None
-    repetition_penalty: _Number = None
-    logit_bias: _LogitBias = None
-    min_tokens: _Natural = None
-    prompt_logprobs: _NumLogprobs = None
+    min_p: Number = None
+    presence_penalty: Number = None
+    frequency_penalty: Number = None
+    repetition_penalty: Number = None
+    logit_bias: LogitBias = None
+    min_tokens: Natural = None
+    prompt_logprobs: NumLogprobs = None
 
     n: Annotated[
         int | None, Field(strict=True, ge=1, le=MAX_N), must_be(f"an integer between 1 and {MAX_N}")
     ] = None
-    truncate_prompt_tokens: _NotYet = None
+    truncate_prompt_tokens: NotYet = None
     response_format: Annotated[Any, not_yet({"type": "text"})] = None
-    structured_outputs: _NotYet = None
-    structural_tag: _NotYet = None
-    guided_json: _NotYet = None
-    guided_regex: _NotYet = None
-    guided_choice: _NotYet = None
-    guided_grammar: _NotYet = None
+    structured_outputs: NotYet = None
+    structural_tag: NotYet = None
+    guided_json: NotYet = None
+    guided_regex: NotYet = None
+    guided_choice: NotYet = None
+    guided_grammar: NotYet = None
     bad_words: Annotated[Any, not_yet([])] = None
-    allowed_token_ids: _NotYet = None
+    allowed_token_ids: NotYet = None
     logits_processors: Annotated[Any, not_yet([])] = None
-    use_beam_search: _NotYetTrue = None
+    use_beam_search: NotYetTrue = None
     length_penalty: Annotated[Any, not_yet(1.0)] = None
-    thinking_token_budget: _NotYet = None
+    thinking_token_budget: NotYet = None
     vllm_xargs: Annotated[Any, not_yet({})] = None
-    detokenize: _NotYetFalse = None
-    skip_special_tokens: _NotYetFalse = None
-    return_token_ids: _NotYetTrue = None
-    return_tokens_as_token_ids: _NotYetTrue = None
+    detokenize: NotYetFalse = None
+    skip_special_tokens: NotYetFalse = None
+    return_token_ids: NotYetTrue = None
+    return_tokens_as_token_ids: NotYetTrue = None
 
     @property
     def include_usage(self) -> bool:
@@ -232,7 +143,7 @@ class GenerationRequest(BaseModel):
         """
         if self.token_limit == 0 and self.num_prompt_logprobs is None:
             raise RequestError(
-                f"max_tokens must be {_AT_LEAST_ONE}, got 0", param="max_tokens", code="invalid_value"
+                f"max_tokens must be {AT_LEAST_ONE}, got 0", param="max_tokens", code="invalid_value"
             )
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError(
@@ -261,9 +172,9 @@ class Message(BaseModel):
         str | Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_PARTS)],
         must_be(f'a string or a list of at most {MAX_PARTS} parts like {{"type": "text", "text": "…"}}'),
     ]
-    name: _String = None
+    name: String = None
     tool_calls: Annotated[Any, not_yet([])] = None
-    function_call: _NotYet = None
+    function_call: NotYet = None
 
     @model_validator(mode="before")
     @classmethod
@@ -287,12 +198,12 @@ class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[ListOf[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: _Limit = None
-    add_generation_prompt: _Flag = None
+    max_completion_tokens: Limit = None
+    add_generation_prompt: Flag = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
 
-    logprobs: _Flag = None
-    top_logprobs: _NumLogprobs = None
+    logprobs: Flag = None
+    top_logprobs: NumLogprobs = None
     best_of: Annotated[Any, not_yet(1)] = None
     tool_choice: Annotated[Any, not_yet("none", "auto")] = None
     # With tool_choice "none" none may be called, so the model is not told of any.
@@ -302,13 +213,13 @@ class ChatRequest(GenerationRequest):
     functions: Annotated[Any, not_yet([])] = None
     function_call: Annotated[Any, not_yet("none", "auto")] = None
     modalities: Annotated[Any, not_yet(["text"])] = None
-    audio: _NotYet = None
-    continue_final_message: _NotYetTrue = None
-    chat_template: _NotYet = None
+    audio: NotYet = None
+    continue_final_message: NotYetTrue = None
+    chat_template: NotYet = None
     documents: Annotated[Any, not_yet([])] = None
-    echo: _NotYetTrue = None
-    add_special_tokens: _Flag = None
-    web_search_options: _NotYet = None
+    echo: NotYetTrue = None
+    add_special_tokens: Flag = None
+    web_search_options: NotYet = None
     mm_processor_kwargs: Annotated[Any, not_yet({})] = None
 
     @property
@@ -346,10 +257,10 @@ class CompletionRequest(GenerationRequest):
         Field(strict=True, ge=1, le=MAX_BEST_OF),
         must_be(f"an integer between 1 and {MAX_BEST_OF}"),
     ] = None
-    echo: _Flag = None
+    echo: Flag = None
     suffix: Annotated[Any, not_yet("")] = None
-    prompt_embeds: _NotYet = None
-    add_special_tokens: _Flag = None
+    prompt_embeds: NotYet = None
+    add_special_tokens: Flag = None
 
     @property
     def token_limit(self) -> int | None:

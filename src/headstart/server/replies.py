@@ -12,6 +12,9 @@ from pydantic import BaseModel
 
 from headstart.engine.request import FinishReason
 
+EndReason = FinishReason | Literal["tool_calls"]
+"""Why a choice ended, as a client is told it."""
+
 
 class PromptTokensDetails(BaseModel):
     """How many of the prompt's tokens came from the cache."""
@@ -72,7 +75,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ReplyMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: EndReason
 
 
 class PromptToken(BaseModel):
@@ -108,7 +111,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: EndReason | None
 
 
 class ChatChunk(Reply):
@@ -136,7 +139,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: EndReason | None
     prompt_logprobs: PromptTokens | None = None
 
 

@@ -1,0 +1,121 @@
+"""The types of a request body's fields, each with a sentence that says what is allowed.
+
+Types are strict (``"0.5"`` is no number); ranges are `SamplingParams`' affair.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+from headstart.engine.request import MAX_LOGPROBS
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_BIASES = 1024
+
+
+def must_be(allowed: str) -> WrapValidator:
+    """A validator that says in words what is allowed, in place of one complaint for each type tried."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if error.error_count() == 1 and error.errors()[0]["type"] == "not_yet":
+                raise  # a field of this object: it has a sentence of its own
+            raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": allowed}) from None
+
+    return WrapValidator(check)
+
+
+def not_yet(*neutral: Any) -> AfterValidator:
+    """A validator for a field we do not do yet: only ``null`` and the values that ask for nothing pass."""
+    words = " or ".join(json.dumps(value) for value in neutral) or "null"
+
+    def check(value: Any) -> Any:
+        alike = (same for same in neutral if isinstance(same, bool) == isinstance(value, bool))
+        if value is None or value in alike:
+            return value
+        raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": words})
+
+    return AfterValidator(check)
+
+
+def _is_text(text: str) -> str:
+    """Half of a surrogate pair, which JSON can spell, is no text."""
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": "valid Unicode"})
+    return text
+
+
+def _few_biases(value: Any) -> Any:
+    """No more than are allowed: pydantic counts the entries of an object only after it has looked at all."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError
+    return value
+
+
+T = TypeVar("T")
+# One complaint is all that is told; of a list with a million entries pydantic would write a million.
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+Integer = Annotated[int, Field(strict=True)]
+TokenIds = ListOf[Integer]
+StopTokenIds = ListOf[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
+_StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
+
+Bits64 = Annotated[
+    int | None,
+    Field(strict=True, ge=-(2**63), lt=2**64),
+    must_be(f"an integer of at most 64 bits, from {-(2**63)} to {2**64 - 1}"),
+]
+Count = Annotated[
+    int | None,
+    Field(strict=True, ge=-(2**31), lt=2**31),
+    must_be("0 or -1 (off) or an integer below 2147483648"),
+]
+Limit = Annotated[
+    int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1 and below 2147483648")
+]
+Natural = Annotated[
+    int | None, Field(strict=True, ge=0, lt=2**31), must_be("an integer of at least 0 and below 2147483648")
+]
+AT_LEAST_ONE = "an integer of at least 1 and below 2147483648 (0 only with prompt_logprobs or echo)"
+MaxTokens = Annotated[int | None, Field(strict=True, ge=0, lt=2**31), must_be(AT_LEAST_ONE)]
+NumLogprobs = Annotated[
+    int | None,
+    Field(strict=True, ge=0, le=MAX_LOGPROBS),
+    must_be(f"an integer between 0 and {MAX_LOGPROBS}"),
+]
+LogitBias = Annotated[
+    Annotated[dict[int, Annotated[float, Field(strict=True)]], BeforeValidator(_few_biases)] | None,
+    must_be(f"an object of at most {MAX_BIASES} token ids, each with a number"),
+]
+Number = Annotated[float | None, Field(strict=True), must_be("a number")]
+Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
+String = Annotated[str | None, must_be("a string")]
+Stop = Annotated[
+    _StopString | Annotated[ListOf[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
+    must_be(
+        f"a string of at most {MAX_STOP_LENGTH} characters of valid Unicode, or a list of at most "
+        f"{MAX_STOP_STRINGS} of them"
+    ),
+]
+# vLLM's rule.  A salt is typed key material, so nothing here depends on the characters; clients do.
+CacheSalt = Annotated[
+    Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None,
+    must_be("a string of 1 to 128 characters without @, /, \\ and NUL"),
+]
+NotYet = Annotated[Any, not_yet()]
+NotYetTrue = Annotated[Any, not_yet(False)]
+NotYetFalse = Annotated[Any, not_yet(True)]

@@ -1,0 +1,77 @@
+"""The operator's routes, and those that say what is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import prometheus_client
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from headstart.errors import EngineDeadError
+from headstart.server.front import Front
+from headstart.server.replies import ModelCard, ModelList
+
+
+def models_router(front: Front) -> APIRouter:
+    """What is served: one model."""
+    routes = APIRouter()
+    card = ModelCard(
+        id=front.model,
+        object="model",
+        created=front.created,
+        owned_by="headstart",
+        max_model_len=front.client.info.max_model_len,
+    )
+
+    @routes.get("/v1/models")
+    async def models() -> ModelList:
+        """The served models: one."""
+        return ModelList(object="list", data=[card])
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> ModelCard:
+        """One served model."""
+        front.check_model(name)
+        return card
+
+    return routes
+
+
+def health_router(front: Front) -> APIRouter:
+    """What a load balancer asks: it shows nothing of anybody's."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        """200 while an engine serves, else 503 with the reason."""
+        if (why := front.client.why_unhealthy) is not None:
+            raise EngineDeadError(why)
+        return {"status": "ok"}
+
+    return routes
+
+
+def operator_router(front: Front) -> APIRouter:
+    """What shows or changes the state that all requests share."""
+    routes = APIRouter()
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus' text form."""
+        return Response(front.metrics.exposition(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    @routes.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """Forget everything cached; 409, and nothing is forgotten, while requests hold blocks."""
+        if await front.client.reset_prefix_cache():
+            return JSONResponse({"success": True})
+        refusal: dict[str, Any] = {
+            "message": "nothing was reset: running requests hold blocks; try again when they are done",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "blocks_in_use",
+        }
+        return JSONResponse({"success": False, "error": refusal}, 409)
+
+    return routes
