@@ -32,8 +32,12 @@ types: $(VENV)/.installed-dev
 
 # Idle OpenMP threads spin by default; where tests, servers and engines share few cores that costs more than it saves.
 unit: export GOMP_SPINCOUNT ?= 0
+# Hundreds of processes are started, and two collect the tests: nobody need compile the same sources again.
+unit: export PYTHONDONTWRITEBYTECODE :=
+# Two processes, each with whole files; ARGS comes last and so can say otherwise: ARGS="-n 0 -k eviction --pdb".
+# What both cover: pip install pytest-cov, then ARGS="--cov=headstart --cov-branch" (it joins their figures).
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  ## the cache core's state machines for ten minutes  (ARGS="--seed 4711")
 	$(BIN)/python -m bench.fuzz --minutes 10 $(ARGS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,12 @@ from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headstart.model.source import ModelFiles, resolve
+
+# Test processes side by side share the cores, they and what they start.  Torch reads this as it is imported:
+# with more threads than cores every small operation waits for whoever else has them.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", f"{max(1, share)}")
 
 # How long an example takes is the machine's affair; a busy one must not fail a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -88,6 +96,12 @@ def write_tiny_llama(directory: Path, *, tied: bool) -> Path:
         LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
     write_tiny_tokenizer(directory)
     return directory
+
+
+def pytest_collection_finish() -> None:
+    """Modules and thousands of tests live as long as the run: the garbage collector need not look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,13 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from headstart.cache import CacheRequest
+
+_PLAIN = frozenset({str, bytes, bytearray, list, tuple})
 
 
 def alive(*types: type) -> Counter[str]:
@@ -28,7 +31,7 @@ def holders_of(tokens: tuple[int, ...]) -> list[str]:
     def has(one: Any) -> bool:
         if type(one) in (bytes, bytearray):
             return run in one
-        if type(one) in (list, tuple) and one and type(one[0]) is int:
+        if type(one) in (list, tuple) and one and type(one[0]) is int and tokens[0] in one:
             return any(tuple(one[place : place + len(tokens)]) == tokens for place in _places(one, tokens[0]))
         return False
 
@@ -48,16 +51,29 @@ def holders_of_text(text: str) -> list[str]:
 
 
 def _holders(has: Callable[[Any], bool], but: Iterable[object]) -> list[str]:
+    gc.unfreeze()  # what is there since before the first test may hold something, too
     gc.collect()
     known = {id(one) for one in but}
     found = []
-    for holder in gc.get_objects():
-        for one in (holder, *gc.get_referents(holder)):
-            # By type(one): isinstance asks the object for its class, and some objects do things then.
-            if id(one) not in known and has(one):
+    objects = gc.get_objects()
+    for start in range(0, len(objects), 10_000):
+        holders = objects[start : start + 10_000]
+        ones = [*holders, *gc.get_referents(*holders)]
+        # Of millions of references few lead to what can hold tokens, and fewer to what was not seen before.
+        # By type: isinstance asks the object for its class, and some objects do things then.
+        for one in compress(ones, map(_PLAIN.__contains__, map(type, ones))):
+            if id(one) not in known:
                 known.add(id(one))
-                found.append(f"{type(one).__name__} in {type(holder).__name__}")
+                if has(one):
+                    found.append(f"{type(one).__name__} in {_holder_of(one, holders)}")
     return found
+
+
+def _holder_of(one: object, holders: list[Any]) -> str:
+    refers = (
+        holder for holder in holders if holder is one or any(one is each for each in gc.get_referents(holder))
+    )
+    return type(next(refers)).__name__
 
 
 def _places(ints: Sequence[int], wanted: int) -> Iterator[int]:

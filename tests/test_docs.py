@@ -109,7 +109,7 @@ def test_the_python_example_of_the_readme_runs(smollm2: object) -> None:
     readme = (ROOT / "README.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     assert len(examples) == 1
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    environment = {"OMP_NUM_THREADS": "2", **os.environ}
     done = subprocess.run(
         [sys.executable, "-c", examples[0]], capture_output=True, text=True, check=False, env=environment
     )

@@ -487,6 +487,17 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
     run(scenario())
 
 
+def test_a_temporary_directory_whose_path_is_too_long_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(EngineError, match=r"longer than \d+ bytes; set TMPDIR to .* shorter"):
+        run(make_client("nowhere").start())
+    assert list(long.iterdir()) == []
+
+
 def test_shutdown_fails_what_is_in_flight_and_leaves_nothing(tiny_llama_dir: Path, temporary: Path) -> None:
     async def scenario() -> None:
         before = open_files()

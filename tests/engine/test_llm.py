@@ -361,6 +361,15 @@ def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def python_handles_ctrl_c() -> Iterator[None]:
+    """As Python does by itself, unless it was started in the background of a script, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_ctrl_c")
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_ctrl_c_ends_the_call_and_leaves_the_pool_free(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, n: int
@@ -376,6 +385,7 @@ def test_ctrl_c_ends_the_call_and_leaves_the_pool_free(
     assert len(llm.generate(TEXT, GREEDY)[0].token_ids) == 16
 
 
+@pytest.mark.usefixtures("python_handles_ctrl_c")
 def test_ctrl_c_in_the_middle_of_planning_leaves_the_cache_whole(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,6 +423,16 @@ def test_a_handler_of_the_users_own_stays_and_may_raise_at_any_time(
     finally:
         signal.signal(signal.SIGINT, before)
     assert_idle(llm)
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        Meddler(llm, monkeypatch, 3, press_ctrl_c)
+        assert len(llm.generate([TEXT], GREEDY)[0].token_ids) == 16
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_it_works_in_a_thread_where_signals_are_not_ours(llm: LLM) -> None:
@@ -577,8 +597,9 @@ def test_a_chat_is_one_answer(llm: LLM) -> None:
     assert llm.chat(messages, SamplingParams(best_of=3, max_tokens=4)).text
 
 
+@pytest.mark.usefixtures("python_handles_ctrl_c")
 def test_ctrl_c_leaves_no_choice_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    Meddler(llm, monkeypatch, 1, lambda: signal.raise_signal(signal.SIGINT))
+    Meddler(llm, monkeypatch, 1, press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1] * 1500], SamplingParams(n=5))
 

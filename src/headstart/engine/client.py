@@ -97,7 +97,8 @@ class EngineClient:
         """Start the engine and wait until it is ready.  If that fails, nothing is left behind.
 
         Raises what the engine raised (``ModelError``, ``ConfigError``, ``EngineError``) with its own
-        sentence, or ``EngineDeadError`` if it dies on the way.
+        sentence, ``EngineDeadError`` if it dies on the way, or ``EngineError`` where the directory for
+        temporary files has too long a path.
         """
         try:
             self.info = info = await self._launch()
@@ -114,7 +115,13 @@ class EngineClient:
         return info
 
     async def _launch(self) -> EngineInfo:
-        address = f"ipc://{self._directory.name}/engine.sock"
+        path = f"{self._directory.name}/engine.sock"
+        if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
+            raise EngineError(
+                f"the engine's socket cannot be {path}: no socket's path may be longer than "
+                f"{zmq.IPC_PATH_MAX_LEN} bytes; set TMPDIR to a directory with a shorter one"
+            )
+        address = f"ipc://{path}"
         self._socket.bind(address)
         process = await self._spawn(address)
         self._ready = asyncio.get_running_loop().create_future()
