@@ -179,7 +179,7 @@ def _from_reading(cause: BaseException | None) -> RequestError:
 
 
 HIDDEN_TAG = "~"
-"""What the tags of a body's alternatives begin with: pydantic has them in its paths, and no client sent any."""
+"""What the tags of a body's alternatives begin with: they are in pydantic's paths, and no client sent any."""
 
 
 def _path(location: tuple[str | int, ...]) -> str:

@@ -20,9 +20,9 @@ class Generation:
     """The choices of one prompt; ``pieces`` may be run through once.
 
     ``prompt`` is as the engine got it.  ``index`` is the first choice's; the others follow.  Owns
-    ``outputs``, the engine's side: it is closed, and so aborted there, when all texts have ended and when ``pieces`` is
-    closed or cancelled before its end.  ``abort`` ends one choice there: one whose text a stop string has
-    ended.
+    ``outputs``, the engine's side: it is closed, and so aborted there, when all texts have ended and when
+    ``pieces`` is closed or cancelled before its end.  ``abort`` ends one choice there: one whose text a stop
+    string has ended.
     """
 
     def __init__(

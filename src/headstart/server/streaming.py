@@ -25,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The answer, whole, or with ``stream`` as server-sent events that end with ``[DONE]``.",
+        "description": "Whole, or with ``stream`` as server-sent events; the last is ``[DONE]``.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
