@@ -78,11 +78,19 @@ async def answer(front: Front, conversation: Conversation, params: SamplingParam
 
     Raises `RequestError` for what cannot be rendered, is too long or can never be served.
     """
+    prompt = await prompt_of(front, conversation)
+    return Answer(front.generate(prompt, params, ticket, prompt_field=conversation.origin))
+
+
+async def prompt_of(front: Front, conversation: Conversation) -> list[int]:
+    """The tokens that the model is given for the conversation.
+
+    Raises `RequestError` for what cannot be rendered or is far too long.
+    """
     text = await asyncio.to_thread(_render, front, conversation)  # the model's template may take its time
     # Templates write a model's special tokens themselves.
     special, origin = conversation.add_special_tokens, conversation.origin
-    prompt = await front.encode(text, add_special_tokens=special, field=origin)
-    return Answer(front.generate(prompt, params, ticket, prompt_field=origin))
+    return await front.encode(text, add_special_tokens=special, field=origin)
 
 
 def _render(front: Front, conversation: Conversation) -> str:
