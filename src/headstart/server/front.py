@@ -19,7 +19,7 @@ from headstart.server.choice import PLAINLY, Echo, Telling
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest, Truncation
-from headstart.text import ChatTemplate, Tokenizer
+from headstart.text import ChatTemplate, RequestTemplates, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
 # ones the thread costs more than it saves.
@@ -53,6 +53,7 @@ class Front:
     metrics: Metrics
     model: str
     config: ServerConfig = PLAIN_SERVER
+    request_templates: RequestTemplates = field(default_factory=RequestTemplates)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
