@@ -37,7 +37,7 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,  # which would put what the user sent into sentences
 )
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)')
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _LONGEST_COMPLAINT = 300
 
@@ -113,11 +113,12 @@ class GrammarMatcher:
     def allowed(self, *, may_end: bool) -> bytes:
         """Which tokens may come next, as `TokenMatcher.allowed` says."""
         bits = bytearray(self._matcher.compute_bitmask())
-        if self._matcher.is_error():
-            raise EngineError(f"the grammar gave up: {_first_line(self._matcher.get_error())}")
         complete = self._matcher.is_accepting()
-        if not complete and self._matcher.is_stopped():
-            raise EngineError("the grammar leads to a place where no token can follow")
+        if self._matcher.is_stopped() and not complete:
+            why = _first_line(self._matcher.get_error())
+            if not why or why.startswith("NoExtension"):
+                why = "there is a place in it that no token leads out of"
+            raise EngineError(f"the output cannot go on in its grammar: {why}")
         full = bytes(bits)
         _clear(bits, self._stops)
         if complete:
@@ -158,32 +159,35 @@ def _grammar(wanted: StructuredOutputs) -> str:
     if wanted.grammar is not None:
         _check_multiples(wanted, _ESCAPE.sub(lambda code: chr(int(code[1], 16)), wanted.grammar))
         return LLMatcher.grammar_from_lark(_lark(wanted, wanted.grammar))
-    schema: object = {"type": "object"}
-    if wanted.json is not None:
-        try:
-            schema = json.loads(wanted.json)
-            plain = json.dumps(schema)
-        except (ValueError, RecursionError) as error:
-            raise wanted.error(f"has a schema that is not JSON: {error}") from error
-        if not isinstance(schema, dict | bool):
-            raise wanted.error("has a schema that is neither an object nor true or false")
-        _check_multiples(wanted, plain)
-    else:
-        plain = json.dumps(schema)
+    schema = '{"type": "object"}' if wanted.json is None else _schema(wanted, wanted.json)
     options: JsonCompileOptions = {"coerce_one_of": True, "lenient": wanted.lenient}
     if wanted.disable_any_whitespace:
         options["whitespace_flexible"] = False
     else:
         options["whitespace_pattern"] = wanted.whitespace_pattern or WHITESPACE
-    return LLMatcher.grammar_from_json_schema(plain, overrides=options)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def _schema(wanted: StructuredOutputs, text: str) -> str:
+    """The schema, written so that nothing in it can hide behind an escape."""
+    try:
+        schema = json.loads(text)
+        plain = json.dumps(schema, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise wanted.error(f"has a schema that is not JSON: {error}") from error
+    if schema is True:
+        return "{}"  # says the same, and can take options
+    if not isinstance(schema, dict):
+        raise wanted.error("has a schema that is not a JSON object, nor true")
+    _check_multiples(wanted, plain)
+    return plain
 
 
 def _check_multiples(wanted: StructuredOutputs, text: str) -> None:
+    least = 1 / MAX_MULTIPLE
     for number in _MULTIPLE.findall(text):
-        if not 1 / MAX_MULTIPLE <= float(number) <= MAX_MULTIPLE:
-            raise wanted.error(
-                f"has multipleOf {number}; it may be between {1 / MAX_MULTIPLE} and {MAX_MULTIPLE}"
-            )
+        if not least <= float(number) <= MAX_MULTIPLE:
+            raise wanted.error(f"has multipleOf {number[:20]}; it may be between {least} and {MAX_MULTIPLE}")
 
 
 def _lark(wanted: StructuredOutputs, grammar: str) -> str:

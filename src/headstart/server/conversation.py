@@ -53,6 +53,7 @@ async def answer(front: Front, conversation: Conversation, params: SamplingParam
 
     Raises `RequestError` for what cannot be rendered, is too long or can never be served.
     """
+    await front.check_structure(params)
     text = await asyncio.to_thread(_render, front, conversation)  # the model's template may take its time
     # Templates write a model's special tokens themselves.
     special, origin = conversation.add_special_tokens, conversation.origin
