@@ -92,6 +92,7 @@ async def answer(front: Front, conversation: Conversation, params: SamplingParam
     if expected is not None:
         params = expected.constrained(params)
         ticket = replace(ticket, telling=expected.telling(ticket.telling))
+    await front.check_structure(params)
     return Answer(front.generate(prompt, params, ticket, prompt_field=conversation.origin), expected)
 
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.choices import as_ranked
+from headstart.engine.grammars import Grammars
 from headstart.engine.request import CacheTerms, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
@@ -55,6 +56,11 @@ class Front:
     config: ServerConfig = PLAIN_SERVER
     request_templates: RequestTemplates = field(default_factory=RequestTemplates)
     created: int = field(default_factory=lambda: int(time.time()))
+    grammars: Grammars = field(init=False)
+
+    def __post_init__(self) -> None:
+        grammars = Grammars(lambda: self.tokenizer, self.client.info.vocab_size)
+        object.__setattr__(self, "grammars", grammars)
 
     def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
         """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
@@ -131,6 +137,15 @@ class Front:
         room = min(info.max_model_len, info.kv_capacity_tokens + 1)
         answer = 1 if params.max_tokens is None else params.max_tokens
         return prompt[-(ticket.truncation.most or max(1, room - answer)) :]
+
+    async def check_structure(self, params: SamplingParams) -> None:
+        """Raises `RequestError` for structured outputs that cannot be compiled, or that no text can match.
+
+        So a client learns at once, and the engine is not bothered; compiling takes place off the event loop.
+        """
+        wanted = params.structured_outputs
+        if wanted is not None:
+            await asyncio.to_thread(self.grammars.matcher, wanted, params.stop_token_ids)
 
     def generate(
         self,

@@ -42,6 +42,7 @@ from headstart.server.fields import (
     must_be,
     not_yet,
 )
+from headstart.server.structured import Choices, ResponseFormat, Schema, StructuredFields, structure_of
 from headstart.server.tool_fields import Calls, Choice, FunctionChoice, Functions, OneCalled, Tools
 
 MAX_PROMPTS = 1024
@@ -113,13 +114,18 @@ class GenerationRequest(CourtesyFields):
     ] = None
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: Annotated[Any, not_yet("left")] = None
-    response_format: Annotated[Any, not_yet({"type": "text"})] = None
-    structured_outputs: NotYet = None
+    response_format: Annotated[ResponseFormat | None, must_be('an object like {"type": "json_object"}')] = (
+        None
+    )
+    structured_outputs: Annotated[
+        StructuredFields | None, must_be('an object like {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}')
+    ] = None
     structural_tag: NotYet = None
-    guided_json: NotYet = None
-    guided_regex: NotYet = None
-    guided_choice: NotYet = None
-    guided_grammar: NotYet = None
+    guided_json: Schema = None
+    guided_regex: String = None
+    guided_choice: Choices = None
+    guided_grammar: String = None
+    guided_whitespace_pattern: String = None
     bad_words: Annotated[Any, not_yet([])] = None
     allowed_token_ids: NotYet = None
     logits_processors: Annotated[Any, not_yet([])] = None
@@ -196,6 +202,7 @@ class GenerationRequest(CourtesyFields):
             max_tokens=self.token_limit,
             logprobs=self.num_logprobs,
             prompt_logprobs=self.num_prompt_logprobs,
+            structured_outputs=structure_of(self),
         )
         return params.ending_at(eos_token_ids)
 
