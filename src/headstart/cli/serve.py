@@ -27,6 +27,7 @@ from headstart.config import (
     PrefixIndexName,
     SchedulingPolicy,
     ServerConfig,
+    ToolCallParserName,
 )
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
@@ -116,8 +117,8 @@ def serve(
     trust_request_chat_template: Annotated[
         bool | None,
         typer.Option(
-            help="Take chat_template from requests. Templates are programs; they run in a sandbox with a limit "
-            "on time and output, but with none on memory.",
+            help="Take chat_template from requests. Templates are programs: they run in a sandbox that limits "
+            "their time and output, but not their memory.",
             show_default="only while all callers share one cache",
             rich_help_panel=_SERVER,
         ),
