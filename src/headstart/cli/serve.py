@@ -26,6 +26,8 @@ from headstart.config import (
     PolicyName,
     PrefixIndexName,
     SchedulingPolicy,
+    ServerConfig,
+    ToolCallParserName,
 )
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
@@ -93,6 +95,34 @@ def serve(
             help="Port to listen on; 0 takes any free one.", min=0, max=65535, rich_help_panel=_SERVER
         ),
     ] = 8000,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse requests with fields that this server does not know, where it else ignores them and "
+            "names them in the header X-Headstart-Ignored-Fields.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
+    tool_call_parser: Annotated[
+        ToolCallParserName,
+        typer.Option(
+            help="The form that the model writes tool calls in; auto finds it in its chat template.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "auto",
+    enable_auto_tool_choice: Annotated[  # noqa: ARG001 - other servers want it, here it is always so
+        bool, typer.Option("--enable-auto-tool-choice", hidden=True)
+    ] = False,
+    trust_request_chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            help="Take chat_template from requests. Templates are programs: a sandbox bounds their "
+            "time and output, but not their memory.",
+            show_default="only while all callers share one cache",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -349,9 +379,14 @@ def serve(
             decision_log=decision_log,
             kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
+        server_config = ServerConfig(
+            strict=strict,
+            tool_call_parser=tool_call_parser,
+            trust_request_chat_template=trust_request_chat_template,
+        )
         _start_logging(requests=enable_log_requests)
         with bind(host, port) as sock:
-            asyncio.run(_serve(config, sock, _load_text(model)))
+            asyncio.run(_serve(config, server_config, sock, _load_text(model)))
     except HeadstartError as error:
         typer.echo(f"headstart serve: {error}", err=True)
         raise typer.Exit(1) from error
@@ -374,7 +409,10 @@ def _start_logging(*, requests: bool) -> None:
 
 
 async def _serve(
-    config: EngineConfig, sock: socket.socket, text: tuple[Tokenizer, ChatTemplate | None]
+    config: EngineConfig,
+    http: ServerConfig,
+    sock: socket.socket,
+    text: tuple[Tokenizer, ChatTemplate | None],
 ) -> None:
     """Start the engine, serve until a signal, end the engine."""
     tokenizer, template = text
@@ -387,7 +425,7 @@ async def _serve(
         with Console(stderr=True).status(f"starting the engine and loading {escape(config.model.model)} …"):
             info = await client.start()
         server = HttpServer(
-            build_app(client, tokenizer, template),
+            build_app(client, tokenizer, template, http),
             on_ready=lambda: print_banner(info, url_of(sock), chat=template is not None),
             close_engine=client.shutdown,
         )

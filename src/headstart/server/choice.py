@@ -17,7 +17,8 @@ from headstart.text import TextStream, Tokenizer
 class CallDelta:
     """A part of a tool call: the first of each ``number`` has its ``id`` and ``name``.
 
-    The ``arguments`` of all its parts together are the JSON text of one object.
+    The ``arguments`` of all its parts together are the JSON text of one object, as the model wrote it: where
+    it was cut short by ``max_tokens``, or wrote no JSON, they are not.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Piece:
 
     ``tokens`` are those of the step, if log-probabilities were asked for; an end token that is no text is
     not among them, except after an echo.  ``calls`` are parts of tool calls, which are not in the text.
+    ``token_ids`` are all tokens of the step, the one that ended the text included.
     """
 
     index: int
@@ -39,6 +41,7 @@ class Piece:
     finish_reason: EndReason | None
     tokens: tuple[SpelledToken, ...] = ()
     calls: tuple[CallDelta, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,21 @@ class Echo:
 
     text: str
     alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """How an answer is told: with its markers as text or without, and tokens by their text or their ids.
+
+    ``visible`` ids are text in any case, because whoever reads it for tool calls must see them.
+    """
+
+    skip_special_tokens: bool = True
+    tokens_as_ids: bool = False
+    visible: frozenset[int] = frozenset()
+
+
+PLAINLY = Telling()
 
 
 class Choice:
@@ -59,6 +77,7 @@ class Choice:
         params: SamplingParams,
         timer: RequestTimer,
         echo: Echo | None,
+        telling: Telling = PLAINLY,
     ) -> None:
         self.index = index
         self.ended = False
@@ -67,13 +86,17 @@ class Choice:
         self._text = TextStream(
             tokenizer,
             params.stop,
+            skip_special_tokens=telling.skip_special_tokens,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,
             continued=echo is not None,
+            visible=telling.visible,
         )
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs
-        self._speller = Speller(tokenizer)
+        self._speller = Speller(
+            tokenizer, skip_special_tokens=telling.skip_special_tokens, as_ids=telling.tokens_as_ids
+        )
         self._timer = timer
         self._logprob = 0.0  # the sum over its tokens, where the engine tells them
 
@@ -134,7 +157,7 @@ class Choice:
         if output.finish_reason:
             text += self._text.finish()
         tokens = () if self._num_logprobs is None else self._speller.spell(shown, output.logprobs)
-        return Piece(self.index, text, self._reason(output), tokens)
+        return Piece(self.index, text, self._reason(output), tokens, token_ids=tuple(output.token_ids[:used]))
 
     def _reason(self, output: RequestOutput) -> FinishReason | None:
         """Why it ends with this output, which has been settled."""

@@ -11,15 +11,16 @@ from starlette.requests import Request
 
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.choices import as_ranked
+from headstart.engine.grammars import Grammars
 from headstart.engine.request import CacheTerms, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
 from headstart.server.caller import Caller
-from headstart.server.choice import Echo
+from headstart.server.choice import PLAINLY, Echo, Telling
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
-from headstart.server.protocol import GenerationRequest
-from headstart.text import ChatTemplate, Tokenizer
+from headstart.server.protocol import GenerationRequest, Truncation
+from headstart.text import ChatTemplate, RequestTemplates, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
 # ones the thread costs more than it saves.
@@ -28,13 +29,18 @@ LONG_TEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """An admitted request: its id on the wire, when it came, from whom, and what of the cache it shares."""
+    """An admitted request: its id on the wire, when it came, from whom, and what of the cache it shares.
+
+    ``telling`` is how its answers are told, ``truncation`` how much of its prompts is kept.
+    """
 
     id: str
     arrived: float
     caller: Caller
     terms: CacheTerms
     priority: int
+    telling: Telling = PLAINLY
+    truncation: Truncation | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -48,12 +54,19 @@ class Front:
     metrics: Metrics
     model: str
     config: ServerConfig = PLAIN_SERVER
+    request_templates: RequestTemplates = field(default_factory=RequestTemplates)
     created: int = field(default_factory=lambda: int(time.time()))
+    grammars: Grammars = field(init=False)
+
+    def __post_init__(self) -> None:
+        grammars = Grammars(lambda: self.tokenizer, self.client.info.vocab_size)
+        object.__setattr__(self, "grammars", grammars)
 
     def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
         """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
 
-        Raises `RequestError` for another model, and for stream options without a stream.
+        Raises `RequestError` for another model, for stream options without a stream, and where more of a
+        prompt is to be kept than the model takes.
         """
         if body.model is not None:
             self.check_model(body.model)
@@ -63,12 +76,22 @@ class Front:
                 param="stream_options",
                 code="invalid_value",
             )
+        truncation, longest = body.truncation, self.client.info.max_model_len
+        if truncation is not None and (truncation.most or 0) > longest:
+            raise RequestError(
+                f"truncate_prompt_tokens is {truncation.most}, but this model's maximum context length is "
+                f"{longest} tokens",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
         return Ticket(
-            f"{prefix}-{uuid.uuid4().hex}",
+            f"{prefix}-{body.request_id or uuid.uuid4().hex}",
             self.metrics.clock(),
             caller,
             CacheTerms(salt=caller.salt(body.cache_salt)),
             body.priority or 0,
+            body.telling,
+            truncation,
         )
 
     def check_model(self, name: str) -> None:
@@ -106,6 +129,24 @@ class Front:
             error.param = field
             raise
 
+    def truncated(self, prompt: list[int], params: SamplingParams, ticket: Ticket) -> list[int]:
+        """The end of the prompt, as far as the request wants it; harmless when repeated."""
+        if ticket.truncation is None:
+            return prompt
+        info = self.client.info
+        room = min(info.max_model_len, info.kv_capacity_tokens + 1)
+        answer = 1 if params.max_tokens is None else params.max_tokens
+        return prompt[-(ticket.truncation.most or max(1, room - answer)) :]
+
+    async def check_structure(self, params: SamplingParams) -> None:
+        """Raises `RequestError` for structured outputs that cannot be compiled, or that no text can match.
+
+        So a client learns at once, and the engine is not bothered; compiling takes place off the event loop.
+        """
+        wanted = params.structured_outputs
+        if wanted is not None:
+            await asyncio.to_thread(self.grammars.matcher, wanted, params.stop_token_ids)
+
     def generate(
         self,
         prompt: list[int],
@@ -121,6 +162,7 @@ class Front:
         Raises `RequestError` for what can never be served; where that is the prompt's fault, it names
         ``prompt_field``, which is what the client calls it.
         """
+        prompt = self.truncated(prompt, params, ticket)
         request_id = f"{ticket.id}-{number}"
         try:
             outputs = self.client.generate(
@@ -145,6 +187,7 @@ class Front:
             prompt=prompt,
             index=number * params.num_choices,
             echo=echo,
+            telling=ticket.telling,
         )
 
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from headstart.engine.choices import best, choice_ids
 from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams
 from headstart.errors import EngineError
-from headstart.server.choice import Choice, Echo, Piece
+from headstart.server.choice import PLAINLY, Choice, Echo, Piece, Telling
 from headstart.server.logprobs import for_prompt
 from headstart.server.metrics import Metrics, RequestTimer
 from headstart.server.replies import PromptTokens, PromptTokensDetails, Usage
@@ -19,9 +19,10 @@ from headstart.text import Tokenizer
 class Generation:
     """The choices of one prompt; ``pieces`` may be run through once.
 
-    ``index`` is the first choice's; the others follow.  Owns ``outputs``, the engine's side: it is closed,
-    and so aborted there, when all texts have ended and when ``pieces`` is closed or cancelled before its
-    end.  ``abort`` ends one choice there: one whose text a stop string has ended.
+    ``prompt`` is as the engine got it.  ``index`` is the first choice's; the others follow.  Owns
+    ``outputs``, the engine's side: it is closed, and so aborted there, when all texts have ended and when
+    ``pieces`` is closed or cancelled before its end.  ``abort`` ends one choice there: one whose text a stop
+    string has ended.
     """
 
     def __init__(
@@ -37,14 +38,15 @@ class Generation:
         prompt: Sequence[int],
         index: int,
         echo: Echo | None = None,
+        telling: Telling = PLAINLY,
     ) -> None:
         self.tells_logprobs = params.logprobs is not None
+        self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
         self.num_cached_tokens = 0
         self._outputs = outputs
         self._abort = abort
         self._tokenizer = tokenizer
-        self._prompt = prompt
         self._prompt_logprobs: list[PromptLogprob] = []  # with the first choice's outputs, before all texts
         self._count = params.n
 
@@ -52,7 +54,7 @@ class Generation:
             return RequestTimer(metrics, arrived, num_prompt_tokens=len(prompt))
 
         self._choices = {
-            name: Choice(index + number, tokenizer, params, timer(), echo)
+            name: Choice(index + number, tokenizer, params, timer(), echo, telling)
             for number, name in enumerate(choice_ids(request_id, params.num_choices))
         }
 
@@ -72,7 +74,14 @@ class Generation:
 
     def prompt_logprobs(self, top: int) -> PromptTokens:
         """What the model thought of the prompt, once all `pieces` are through."""
-        return for_prompt(self._tokenizer, self._prompt, self._prompt_logprobs, top=top)
+        return for_prompt(self._tokenizer, self.prompt, self._prompt_logprobs, top=top)
+
+    def end(self, index: int) -> None:
+        """Nothing more of this choice is wanted: it has stopped, and the engine need not go on."""
+        for name, choice in self._choices.items():
+            if choice.index == index and not choice.ended:
+                choice.end("stop")
+                self._abort(name)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The texts as they are settled.  Raises `EngineError` when the engine fails."""
@@ -84,7 +93,7 @@ class Generation:
                     if choice.ended:
                         continue
                     self._prompt_logprobs.extend(output.prompt_logprobs)
-                    pieces = choice.take(output, self._prompt, self._prompt_logprobs)
+                    pieces = choice.take(output, self.prompt, self._prompt_logprobs)
                     self.num_cached_tokens = output.num_cached_tokens
                     if choice.ended and output.finish_reason is None:
                         self._abort(output.request_id)

@@ -8,14 +8,15 @@ know are ignored.  Fields that we know, do not do yet and that would change the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field, model_validator
 
 from headstart.engine.request import MAX_BEST_OF, MAX_N, SamplingParams
 from headstart.errors import RequestError
+from headstart.server.choice import Telling
+from headstart.server.courtesy import CourtesyFields
 from headstart.server.fields import (
     AT_LEAST_ONE,
     Bits64,
@@ -32,26 +33,43 @@ from headstart.server.fields import (
     NotYetTrue,
     Number,
     NumLogprobs,
+    RequestId,
     Stop,
     StopTokenIds,
     String,
     TokenIds,
+    TruncatePromptTokens,
     must_be,
     not_yet,
 )
+from headstart.server.structured import Choices, ResponseFormat, Schema, StructuredFields, structure_of
+from headstart.server.tool_fields import Calls, Choice, FunctionChoice, Functions, OneCalled, Tools
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # of all prompts together, before the best are sought
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
+MAX_DOCUMENTS = 10_000
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
 class StreamOptions(BaseModel):
-    """``include_usage`` asks for a last chunk with the usage and no choices."""
+    """``include_usage`` asks for a last chunk with the usage and no choices.
+
+    With ``continuous_usage_stats`` beside it every chunk has the usage so far.  ``include_obfuscation`` would
+    pad the chunks, which nobody here does; a client that sends it may go on.
+    """
 
     include_usage: Flag = None
-    continuous_usage_stats: NotYetTrue = None
+    continuous_usage_stats: Flag = None
+    include_obfuscation: Flag = None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The last ``most`` tokens of a prompt are kept; None is as many as leave room for the answer."""
+
+    most: int | None
 
 
 # The fields of a request that are `SamplingParams`' own, under the same names.
@@ -62,7 +80,7 @@ _SAMPLING = (
 )
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(CourtesyFields):
     """What a chat and a completion ask for alike."""
 
     model: String = None
@@ -81,7 +99,7 @@ class GenerationRequest(BaseModel):
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
     cache_salt: CacheSalt = None
     priority: Bits64 = None
-    user: String = None
+    request_id: RequestId = None
 
     min_p: Number = None
     presence_penalty: Number = None
@@ -94,14 +112,20 @@ class GenerationRequest(BaseModel):
     n: Annotated[
         int | None, Field(strict=True, ge=1, le=MAX_N), must_be(f"an integer between 1 and {MAX_N}")
     ] = None
-    truncate_prompt_tokens: NotYet = None
-    response_format: Annotated[Any, not_yet({"type": "text"})] = None
-    structured_outputs: NotYet = None
+    truncate_prompt_tokens: TruncatePromptTokens = None
+    truncation_side: Annotated[Any, not_yet("left")] = None
+    response_format: Annotated[ResponseFormat | None, must_be('an object like {"type": "json_object"}')] = (
+        None
+    )
+    structured_outputs: Annotated[
+        StructuredFields | None, must_be('an object like {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}')
+    ] = None
     structural_tag: NotYet = None
-    guided_json: NotYet = None
-    guided_regex: NotYet = None
-    guided_choice: NotYet = None
-    guided_grammar: NotYet = None
+    guided_json: Schema = None
+    guided_regex: String = None
+    guided_choice: Choices = None
+    guided_grammar: String = None
+    guided_whitespace_pattern: String = None
     bad_words: Annotated[Any, not_yet([])] = None
     allowed_token_ids: NotYet = None
     logits_processors: Annotated[Any, not_yet([])] = None
@@ -110,14 +134,35 @@ class GenerationRequest(BaseModel):
     thinking_token_budget: NotYet = None
     vllm_xargs: Annotated[Any, not_yet({})] = None
     detokenize: NotYetFalse = None
-    skip_special_tokens: NotYetFalse = None
-    return_token_ids: NotYetTrue = None
-    return_tokens_as_token_ids: NotYetTrue = None
+    skip_special_tokens: Flag = None
+    spaces_between_special_tokens: Flag = None  # changes nothing with a fast tokenizer, and ours are fast
+    return_token_ids: Flag = None
+    return_tokens_as_token_ids: Flag = None
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far; vLLM's rule: only beside ``include_usage``."""
+        options = self.stream_options
+        return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    @property
+    def telling(self) -> Telling:
+        """How the answer is told."""
+        return Telling(
+            skip_special_tokens=self.skip_special_tokens is not False,
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+        )
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """How much of the end of a prompt is kept; None for all of it."""
+        most = self.truncate_prompt_tokens
+        return None if most is None else Truncation(None if most == -1 else most)
 
     @property
     def token_limit(self) -> int | None:
@@ -157,24 +202,31 @@ class GenerationRequest(BaseModel):
             max_tokens=self.token_limit,
             logprobs=self.num_logprobs,
             prompt_logprobs=self.num_prompt_logprobs,
+            structured_outputs=structure_of(self),
         )
         return params.ending_at(eos_token_ids)
 
 
 class Message(BaseModel):
-    """One message of a chat; an assistant's may come without content, as OpenAI's own do."""
+    """One message of a chat; an assistant's may come without content, as OpenAI's own do.
+
+    An assistant's calls of tools are answered by messages of the role ``tool`` with the call's id; or, in the
+    older form, a ``function_call`` by one of the role ``function``.
+    """
 
     role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool"],
-        must_be("one of system, developer, user, assistant and tool"),
+        Literal["system", "developer", "user", "assistant", "tool", "function"],
+        must_be("one of system, developer, user, assistant, tool and function"),
     ]
     content: Annotated[
         str | Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_PARTS)],
         must_be(f'a string or a list of at most {MAX_PARTS} parts like {{"type": "text", "text": "…"}}'),
     ]
     name: String = None
-    tool_calls: Annotated[Any, not_yet([])] = None
-    function_call: NotYet = None
+    tool_calls: Calls = None
+    tool_call_id: String = None
+    function_call: OneCalled = None
+    reasoning_content: String = None
 
     @model_validator(mode="before")
     @classmethod
@@ -188,39 +240,48 @@ class Message(BaseModel):
         return message
 
 
-def _only_to_be_left_alone(tools: Any, info: ValidationInfo) -> Any:
-    if tools and info.data.get("tool_choice") != "none":
-        raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": '[] or tool_choice "none"'})
-    return tools
-
-
 class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[ListOf[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit = None
     add_generation_prompt: Flag = None
+    continue_final_message: Flag = None
+    echo: Flag = None
+    chat_template: String = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
+    documents: Annotated[
+        Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None,
+        must_be(f"a list of at most {MAX_DOCUMENTS} objects"),
+    ] = None
+    reasoning_effort: String = None
 
     logprobs: Flag = None
     top_logprobs: NumLogprobs = None
     best_of: Annotated[Any, not_yet(1)] = None
-    tool_choice: Annotated[Any, not_yet("none", "auto")] = None
-    # With tool_choice "none" none may be called, so the model is not told of any.
-    tools: Annotated[
-        list[dict[str, Any]] | None, must_be("a list of objects"), AfterValidator(_only_to_be_left_alone)
-    ] = None
-    functions: Annotated[Any, not_yet([])] = None
-    function_call: Annotated[Any, not_yet("none", "auto")] = None
+    tools: Tools = None
+    tool_choice: Choice = None
+    parallel_tool_calls: Flag = None
+    functions: Functions = None
+    function_call: FunctionChoice = None
     modalities: Annotated[Any, not_yet(["text"])] = None
     audio: NotYet = None
-    continue_final_message: NotYetTrue = None
-    chat_template: NotYet = None
-    documents: Annotated[Any, not_yet([])] = None
-    echo: NotYetTrue = None
     add_special_tokens: Flag = None
     web_search_options: NotYet = None
     mm_processor_kwargs: Annotated[Any, not_yet({})] = None
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the answer may have calls of tools."""
+        choice = self.function_call if self.tool_choice is None else self.tool_choice
+        return bool(self.tools or self.functions) and choice != "none"
+
+    @property
+    def opens_a_turn(self) -> bool:
+        """Whether the answer is a message of its own: unless told otherwise, and unless one is left open."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
 
     @property
     def token_limit(self) -> int | None:

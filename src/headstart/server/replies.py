@@ -15,6 +15,9 @@ from headstart.engine.request import FinishReason
 EndReason = FinishReason | Literal["tool_calls"]
 """Why a choice ended, as a client is told it."""
 
+ChatEndReason = EndReason | Literal["function_call"]
+"""The same, with the older word for calls."""
+
 
 class PromptTokensDetails(BaseModel):
     """How many of the prompt's tokens came from the cache."""
@@ -40,12 +43,32 @@ class Reply(BaseModel):
     model: str
 
 
+class CalledFunction(BaseModel):
+    """What is to be called; ``arguments`` are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ReplyMessage(BaseModel):
-    """The assistant's message."""
+    """The assistant's message; ``content`` is null where there are only calls.
+
+    ``function_call`` is the older form of ``tool_calls``, for those who asked in it.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class TopToken(BaseModel):
@@ -70,12 +93,13 @@ class ChatLogprobs(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One answer; ``token_ids`` only when they were asked for."""
 
     index: int
     message: ReplyMessage
     logprobs: ChatLogprobs | None
-    finish_reason: EndReason
+    finish_reason: ChatEndReason
+    token_ids: list[int] | None = None
 
 
 class PromptToken(BaseModel):
@@ -91,11 +115,28 @@ PromptTokens = list[dict[int, PromptToken] | None]
 
 
 class ChatReply(Reply):
-    """A whole chat completion; ``prompt_logprobs`` are there only when they were asked for."""
+    """A whole chat completion; what is told of the prompt is there only when it was asked for."""
 
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptTokens | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class FunctionDelta(BaseModel):
+    """What a chunk adds to a call: its name, or more of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(BaseModel):
+    """What a chunk adds to the call of this ``index``; ``id`` and ``type`` come with the name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
 
 
 class Delta(BaseModel):
@@ -103,6 +144,8 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -111,14 +154,19 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: EndReason | None
+    finish_reason: ChatEndReason | None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(Reply):
-    """One event of a streamed chat completion; ``usage`` is there only when it was asked for."""
+    """One event of a streamed chat completion; ``usage`` is there only when it was asked for.
+
+    So are ``prompt_token_ids``, with the first.
+    """
 
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -134,13 +182,15 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One continued prompt, whole or a chunk of it; ``prompt_logprobs`` only when they were asked for."""
+    """One continued prompt, whole or a chunk of it; the last three only when they were asked for."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: EndReason | None
     prompt_logprobs: PromptTokens | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class CompletionReply(Reply):
@@ -165,3 +215,28 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class Health(BaseModel):
+    """An engine serves."""
+
+    status: Literal["ok"]
+
+
+class Version(BaseModel):
+    """Which headstart answers."""
+
+    version: str
+
+
+class Reset(BaseModel):
+    """Everything cached was forgotten."""
+
+    success: Literal[True]
+
+
+class RefusedReset(BaseModel):
+    """Nothing was: ``error`` is an error object, and says why."""
+
+    success: Literal[False]
+    error: dict[str, str | None]

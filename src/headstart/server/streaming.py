@@ -23,6 +23,15 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Whole, or with ``stream`` as server-sent events; the last is ``[DONE]``.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""For the OpenAPI document of a route that can stream."""
+
+
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled and unwound as soon as the client leaves.
 
