@@ -315,9 +315,19 @@ def _unknown(name: str, known: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP process's part.  With ``strict`` a field that nobody knows is an error, and not ignored."""
+    """The HTTP process's part.  With ``strict`` a field that nobody knows is an error, and not ignored.
+
+    ``otlp_endpoint`` is where traces and metrics go, in OpenTelemetry's protocol over HTTP.
+    """
 
     strict: bool = False
+    otlp_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            self.otlp_endpoint is None or re.fullmatch(r"https?://[^/\s]\S*", self.otlp_endpoint) is not None,
+            f"otlp_endpoint must be a URL like http://127.0.0.1:4318, not {self.otlp_endpoint!r}",
+        )
 
 
 PLAIN_SERVER = ServerConfig()

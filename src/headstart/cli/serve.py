@@ -26,12 +26,13 @@ from headstart.config import (
     PolicyName,
     PrefixIndexName,
     SchedulingPolicy,
+    ServerConfig,
 )
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import ConfigError, HeadstartError
 from headstart.model import source
-from headstart.server import request_log
+from headstart.server import access_log as log_of_requests
 from headstart.server.app import build_app
 from headstart.server.listen import HttpServer, bind, url_of
 from headstart.text import ChatTemplate, Tokenizer
@@ -273,15 +274,30 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = "{}",
-    enable_log_requests: Annotated[
+    access_log: Annotated[
         bool,
         typer.Option(
-            "--enable-log-requests",
-            help="Log for each prompt how many tokens were a hit, and why the others were not. No prompt "
-            "and no salt is told.",
+            help="One line on standard error for each request: its prompt tokens, how many were cached and "
+            "why the others were not, and how long it took. No prompt, salt or key is told.",
+            show_default="on",
             rich_help_panel=_DEBUGGING,
         ),
+    ] = True,
+    enable_log_requests: Annotated[  # noqa: ARG001 - vLLM's name for what is on anyway
+        bool, typer.Option("--enable-log-requests", hidden=True)
     ] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            "--otlp-traces-endpoint",
+            metavar="URL",
+            help="Send a trace for each request, and metrics, to this OpenTelemetry collector "
+            "(http://127.0.0.1:4318, say). Needs pip install 'headstart[otlp]'.",
+            show_default="nothing is sent",
+            rich_help_panel=_DEBUGGING,
+        ),
+    ] = None,
     decision_log: Annotated[
         str | None,
         typer.Option(
@@ -349,9 +365,10 @@ def serve(
             decision_log=decision_log,
             kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
-        _start_logging(requests=enable_log_requests)
+        server_config = ServerConfig(otlp_endpoint=otlp_endpoint)
+        _start_logging(requests=access_log)
         with bind(host, port) as sock:
-            asyncio.run(_serve(config, sock, _load_text(model)))
+            asyncio.run(_serve(config, server_config, sock, _load_text(model)))
     except HeadstartError as error:
         typer.echo(f"headstart serve: {error}", err=True)
         raise typer.Exit(1) from error
@@ -370,11 +387,14 @@ def _start_logging(*, requests: bool) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what strangers send
     if requests:
-        request_log.logger.setLevel(logging.INFO)
+        log_of_requests.logger.setLevel(logging.INFO)
 
 
 async def _serve(
-    config: EngineConfig, sock: socket.socket, text: tuple[Tokenizer, ChatTemplate | None]
+    config: EngineConfig,
+    server_config: ServerConfig,
+    sock: socket.socket,
+    text: tuple[Tokenizer, ChatTemplate | None],
 ) -> None:
     """Start the engine, serve until a signal, end the engine."""
     tokenizer, template = text
@@ -387,7 +407,7 @@ async def _serve(
         with Console(stderr=True).status(f"starting the engine and loading {escape(config.model.model)} …"):
             info = await client.start()
         server = HttpServer(
-            build_app(client, tokenizer, template),
+            build_app(client, tokenizer, template, server_config),
             on_ready=lambda: print_banner(info, url_of(sock), chat=template is not None),
             close_engine=client.shutdown,
         )

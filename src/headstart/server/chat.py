@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.server.caller import caller_of
 from headstart.server.choice import Piece
 from headstart.server.conversation import Answer, Conversation, answer
 from headstart.server.front import Front, Ticket, require_json
@@ -38,7 +37,7 @@ def router(front: Front) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=ChatReply)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, caller_of(request), "chatcmpl")
+        ticket = front.admit(body, request, "chatcmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
         started = await answer(front, _conversation(body), params, ticket)
         if body.stream:

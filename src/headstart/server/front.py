@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -14,11 +13,12 @@ from headstart.engine.choices import as_ranked
 from headstart.engine.request import CacheTerms, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
-from headstart.server.caller import Caller
+from headstart.server.caller import Caller, caller_of
 from headstart.server.choice import Echo
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest
+from headstart.server.visit import Visit, Visits, visit_of
 from headstart.text import ChatTemplate, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
@@ -31,6 +31,7 @@ class Ticket:
     """An admitted request: its id on the wire, when it came, from whom, and what of the cache it shares."""
 
     id: str
+    visit: Visit
     arrived: float
     caller: Caller
     terms: CacheTerms
@@ -47,11 +48,12 @@ class Front:
     template: ChatTemplate | None
     metrics: Metrics
     model: str
+    visits: Visits
     config: ServerConfig = PLAIN_SERVER
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
-        """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
+    def admit(self, body: GenerationRequest, request: Request, prefix: str) -> Ticket:
+        """A ticket for this request, if it is one for us; its id begins with ``prefix``.
 
         Raises `RequestError` for another model, and for stream options without a stream.
         """
@@ -63,8 +65,11 @@ class Front:
                 param="stream_options",
                 code="invalid_value",
             )
+        caller, visit = caller_of(request), visit_of(request)
+        visit.answer_id = f"{prefix}-{visit.name}"
         return Ticket(
-            f"{prefix}-{uuid.uuid4().hex}",
+            visit.answer_id,
+            visit,
             self.metrics.clock(),
             caller,
             CacheTerms(salt=caller.salt(body.cache_salt)),
@@ -134,7 +139,7 @@ class Front:
             if error.param == "prompt":
                 error.param = prompt_field
             raise
-        return Generation(
+        generation = Generation(
             outputs,
             self.client.abort,
             self.tokenizer,
@@ -146,6 +151,8 @@ class Front:
             index=number * params.num_choices,
             echo=echo,
         )
+        self.visits.asked(ticket.visit, generation)
+        return generation
 
 
 async def require_json(request: Request) -> None:

@@ -98,7 +98,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=_Protocol,
-                lifespan="off",
+                lifespan="on",
                 ws="none",
                 log_config=None,
                 access_log=False,
