@@ -95,7 +95,7 @@ class Generation:
                     self._prompt_logprobs.extend(output.prompt_logprobs)
                     pieces = choice.take(output, self._prompt, self._prompt_logprobs)
                     self.num_cached_tokens = output.num_cached_tokens
-                    if self.first_token_at is None and (output.token_ids or output.finish_reason):
+                    if self.first_token_at is None and (output.token_ids or output.finish_reason == "length"):
                         self.first_token_at = self._clock()
                     if choice.ended and output.finish_reason is None:
                         self._abort(output.request_id)
