@@ -128,8 +128,8 @@ def test_help_names_every_option() -> None:
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
         "--estimate-hit-rates", "--no-estimate-hit-rates", "--explain-misses", "--no-explain-misses",
-        "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo", "--access-log", "--no-access-log",
-        "--otlp-endpoint",
+        "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
+        "--access-log", "--no-access-log", "--otlp-endpoint",
     ):  # fmt: skip
         assert option in text
 
