@@ -318,12 +318,15 @@ class ServerConfig:
     """The HTTP process's part.  With ``strict`` a field that nobody knows is an error, and not ignored.
 
     ``otlp_endpoint`` is where traces and metrics go, in OpenTelemetry's protocol over HTTP.
+    ``shutdown_timeout`` is for how many seconds running requests may go on after a signal to stop.
     """
 
     strict: bool = False
     otlp_endpoint: str | None = None
+    shutdown_timeout: float = 5.0
 
     def __post_init__(self) -> None:
+        _number("shutdown_timeout", self.shutdown_timeout, most=_LONGEST, above_zero=False)
         _require(
             self.otlp_endpoint is None or re.fullmatch(r"https?://[^/\s]\S*", self.otlp_endpoint) is not None,
             f"otlp_endpoint must be a URL like http://127.0.0.1:4318, not {self.otlp_endpoint!r}",

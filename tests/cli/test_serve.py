@@ -129,7 +129,8 @@ def test_help_names_every_option() -> None:
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
         "--estimate-hit-rates", "--no-estimate-hit-rates", "--explain-misses", "--no-explain-misses",
         "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
-        "--access-log", "--no-access-log", "--otlp-endpoint",
+        "--access-log", "--no-access-log", "--otlp-endpoint", "--max-queue",
+        "--shutdown-timeout",
     ):  # fmt: skip
         assert option in text
 

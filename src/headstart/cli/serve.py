@@ -34,7 +34,7 @@ from headstart.errors import ConfigError, HeadstartError
 from headstart.model import source
 from headstart.server import access_log as log_of_requests
 from headstart.server.app import build_app
-from headstart.server.listen import HttpServer, bind, url_of
+from headstart.server.listen import GRACE_SECONDS, HttpServer, bind, url_of
 from headstart.text import ChatTemplate, Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -94,6 +94,15 @@ def serve(
             help="Port to listen on; 0 takes any free one.", min=0, max=65535, rich_help_panel=_SERVER
         ),
     ] = 8000,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="After Ctrl-C or SIGTERM running requests may go on for so long; then they end with an error.",
+            min=0.0,
+            rich_help_panel=_SERVER,
+        ),
+    ] = GRACE_SECONDS,
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -254,15 +263,16 @@ def serve(
             rich_help_panel=_STEPS,
         ),
     ] = "fcfs",
-    max_queued_requests: Annotated[
-        int | None,
+    max_queue: Annotated[
+        int,
         typer.Option(
+            "--max-queue",
+            "--max-queued-requests",
             help="Most requests that wait; others are turned away with status 429. Each prompt of a body and "
             "each choice of a prompt counts as one.",
-            show_default="no bound",
             rich_help_panel=_STEPS,
         ),
-    ] = None,
+    ] = 1024,
     kv_events_config: Annotated[
         str,
         typer.Option(
@@ -360,12 +370,12 @@ def serve(
             explain_misses=explain_misses,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
-            max_queued_requests=max_queued_requests,
+            max_queued_requests=max_queue,
             max_num_seqs=max_num_seqs,
             decision_log=decision_log,
             kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
-        server_config = ServerConfig(otlp_endpoint=otlp_endpoint)
+        server_config = ServerConfig(otlp_endpoint=otlp_endpoint, shutdown_timeout=shutdown_timeout)
         _start_logging(requests=access_log)
         with bind(host, port) as sock:
             asyncio.run(_serve(config, server_config, sock, _load_text(model)))
@@ -410,6 +420,7 @@ async def _serve(
             build_app(client, tokenizer, template, server_config),
             on_ready=lambda: print_banner(info, url_of(sock), chat=template is not None),
             close_engine=client.shutdown,
+            grace_s=server_config.shutdown_timeout,
         )
         server.handle_signals()
         await server.serve(sockets=[sock])
