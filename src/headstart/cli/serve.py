@@ -98,7 +98,8 @@ def serve(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="After Ctrl-C or SIGTERM running requests may go on for so long; then they end with an error.",
+            help="After Ctrl-C or SIGTERM running requests may go on for so long; then they end with an "
+            "error.",
             min=0.0,
             rich_help_panel=_SERVER,
         ),
