@@ -321,14 +321,23 @@ class ServerConfig:
     ``tool_call_parser`` names the form that the model writes tool calls in; "auto" is its chat template's.
     ``trust_request_chat_template`` says whether requests may bring a template; ``None`` is: while callers are
     not told apart.
+    ``otlp_endpoint`` is where traces and metrics go, in OpenTelemetry's protocol over HTTP.
+    ``shutdown_timeout`` is for how many seconds running requests may go on after a signal to stop.
     """
 
     strict: bool = False
     tool_call_parser: ToolCallParserName = "auto"
     trust_request_chat_template: bool | None = None
+    otlp_endpoint: str | None = None
+    shutdown_timeout: float = 5.0
 
     def __post_init__(self) -> None:
         _one_of("tool_call_parser", self.tool_call_parser, ToolCallParserName)
+        _number("shutdown_timeout", self.shutdown_timeout, most=_LONGEST, above_zero=False)
+        _require(
+            self.otlp_endpoint is None or re.fullmatch(r"https?://[^/\s]\S*", self.otlp_endpoint) is not None,
+            f"otlp_endpoint must be a URL like http://127.0.0.1:4318, not {self.otlp_endpoint!r}",
+        )
 
 
 PLAIN_SERVER = ServerConfig()

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from headstart.cli.command import Command
 from headstart.cli.serve import _start_logging, parse_bytes, print_banner, serve
 from headstart.engine.messages import EngineInfo
-from headstart.server import request_log
+from headstart.server import access_log
 
 INFO = EngineInfo(
     model_name="my 'quoted' [red] model",
@@ -128,7 +128,9 @@ def test_help_names_every_option() -> None:
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
         "--estimate-hit-rates", "--no-estimate-hit-rates", "--explain-misses", "--no-explain-misses",
-        "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo", "--enable-log-requests",
+        "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
+        "--access-log", "--no-access-log", "--otlp-endpoint", "--max-queue",
+        "--shutdown-timeout",
     ):  # fmt: skip
         assert option in text
 
@@ -209,11 +211,11 @@ def test_the_curl_line_survives_narrow_terminals_and_quotes(url: str, chat: bool
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_prompts_are_logged_if_asked(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_log.logger, "level", logging.NOTSET)
+def test_requests_are_logged_if_asked(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log.logger, "level", logging.NOTSET)
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
     _start_logging(requests=asked)
-    assert request_log.logger.isEnabledFor(logging.INFO) == asked
-    request_log.logger._cache.clear()  # what it found out while the root's level was another
+    assert access_log.logger.isEnabledFor(logging.INFO) == asked
+    access_log.logger._cache.clear()  # what it found out while the root's level was another

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers
 
 from headstart.cache import MissReport
+from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.choices import choice_ids
 from headstart.engine.messages import EngineInfo, EngineStats
 from headstart.engine.request import (
@@ -77,8 +79,8 @@ class FakeEngine:
 
     With a ``gate`` each token waits for a release of it; ``fail_after`` so many tokens ``failure`` happens:
     an exception, or a sentence in a last output.
-    ``running`` and ``aborted`` are request ids; ``asked_for`` is what `check_queue` was asked, which
-    refuses when ``full``.
+    ``running`` and ``aborted`` are request ids, ``names`` those of all that were submitted; ``asked_for``
+    is what `check_queue` was asked, which refuses when ``full``.
     """
 
     tokenizer: Tokenizer
@@ -96,6 +98,7 @@ class FakeEngine:
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     submitted: list[tuple[list[int], SamplingParams, CacheTerms]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     explain: Callable[[MissReport], None] | None = None
     _known: set[tuple[str | None, tuple[int, ...]]] = field(default_factory=set)
 
@@ -122,6 +125,7 @@ class FakeEngine:
             )
         if any(not 0 <= token < self.info.vocab_size for token in prompt):
             raise RequestError("a token is outside the vocabulary", param="prompt", code="invalid_token")
+        self.names.append(request_id)
         self.submitted.append((prompt, params, terms))
         return self._outputs(tuple(prompt), params, request_id, terms.salt)
 
@@ -220,8 +224,18 @@ def engine(tmp_path: Path) -> FakeEngine:
 
 
 @pytest.fixture
-def client(engine: FakeEngine) -> Iterator[TestClient]:
+def make_client(engine: FakeEngine) -> Iterator[Callable[..., TestClient]]:
+    """Make an application with this `ServerConfig`; its client ends with the test."""
+    with ExitStack() as open_clients:
+
+        def make(config: ServerConfig = PLAIN_SERVER) -> TestClient:
+            app = build_app(engine, engine.tokenizer, ChatTemplate(TEMPLATE), config)
+            return open_clients.enter_context(TestClient(app, raise_server_exceptions=False))
+
+        yield make
+
+
+@pytest.fixture
+def client(make_client: Callable[..., TestClient]) -> TestClient:
     """HTTP to the application; exceptions that reach the server become its answers, as in real life."""
-    app = build_app(engine, engine.tokenizer, ChatTemplate(TEMPLATE))
-    with TestClient(app, raise_server_exceptions=False) as http:
-        yield http
+    return make_client()

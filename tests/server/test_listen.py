@@ -71,7 +71,10 @@ def app_of(engine: Any) -> Any:
 
 
 def run_scene(
-    engine: Any, scene: Callable[[HttpServer, httpx.AsyncClient, list[str]], Awaitable[None]]
+    engine: Any,
+    scene: Callable[[HttpServer, httpx.AsyncClient, list[str]], Awaitable[None]],
+    *,
+    grace_s: float = 5.0,
 ) -> list[str]:
     """Serve ``engine`` on a real socket while ``scene`` plays; what happened to the server, in order."""
     events: list[str] = []
@@ -89,7 +92,7 @@ def run_scene(
             engine.gate.release()
 
         with bind("127.0.0.1", 0) as sock:
-            server = HttpServer(app_of(engine), on_ready=on_ready, close_engine=close_engine)
+            server = HttpServer(app_of(engine), on_ready=on_ready, close_engine=close_engine, grace_s=grace_s)
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             await ready.wait()
             async with httpx.AsyncClient(base_url=url_of(sock), timeout=30) as client:
@@ -138,9 +141,8 @@ def test_it_is_ready_when_it_accepts(engine: Any) -> None:
     assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
 
 
-def test_running_requests_finish_within_the_grace(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_requests_finish_within_the_grace(engine: Any) -> None:
     engine.gate = asyncio.Semaphore(0)
-    monkeypatch.setattr(listen, "GRACE_SECONDS", 1000.0)  # enough for any machine
 
     async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
         stream = await begin_stream(client)
@@ -151,16 +153,15 @@ def test_running_requests_finish_within_the_grace(engine: Any, monkeypatch: pyte
         assert (await stream).endswith("data: [DONE]\n\n")
         assert "engine closed" not in events
 
-    assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
+    events = run_scene(engine, scene, grace_s=1000.0)  # enough for any machine
+    assert events == ["ready", "engine closed", "ended"]
 
 
 @pytest.mark.parametrize("second_signal", [True, False])
-def test_when_grace_is_over_they_end_with_an_error(
-    engine: Any, second_signal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_grace_is_over_they_end_with_an_error(engine: Any, second_signal: bool) -> None:
     engine.gate = asyncio.Semaphore(0)
     engine.failure = EngineDeadError("the server is stopping")
-    monkeypatch.setattr(listen, "GRACE_SECONDS", 1000.0 if second_signal else 0.0)
+    grace_s = 1000.0 if second_signal else 0.0
 
     async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
         stream = await begin_stream(client)
@@ -171,7 +172,7 @@ def test_when_grace_is_over_they_end_with_an_error(
         assert rest == ""
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping"
 
-    assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
+    assert run_scene(engine, scene, grace_s=grace_s) == ["ready", "engine closed", "ended"]
 
 
 HALF_A_BODY = (
@@ -237,7 +238,6 @@ def test_half_a_body_does_not_keep_the_server_from_ending(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.gate = asyncio.Semaphore(0)
-    monkeypatch.setattr(listen, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(listen, "LAST_WORDS_SECONDS", 0.0)
 
     async def scene(server: HttpServer, client: httpx.AsyncClient, events: list[str]) -> None:
@@ -247,7 +247,7 @@ def test_half_a_body_does_not_keep_the_server_from_ending(
         assert await until_cut(reader) == b""
         writer.close()
 
-    assert run_scene(engine, scene) == ["ready", "engine closed", "ended"]
+    assert run_scene(engine, scene, grace_s=0.0) == ["ready", "engine closed", "ended"]
 
 
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01 hello\r\n\r\n", b"GET /" + b"a" * 100_000])

@@ -33,9 +33,9 @@ from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import ConfigError, HeadstartError
 from headstart.model import source
-from headstart.server import request_log
+from headstart.server import access_log as log_of_requests
 from headstart.server.app import build_app
-from headstart.server.listen import HttpServer, bind, url_of
+from headstart.server.listen import GRACE_SECONDS, HttpServer, bind, url_of
 from headstart.text import ChatTemplate, Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -123,6 +123,16 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="After Ctrl-C or SIGTERM running requests may go on for so long; then they end with an "
+            "error.",
+            min=0.0,
+            rich_help_panel=_SERVER,
+        ),
+    ] = GRACE_SECONDS,
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -283,15 +293,16 @@ def serve(
             rich_help_panel=_STEPS,
         ),
     ] = "fcfs",
-    max_queued_requests: Annotated[
-        int | None,
+    max_queue: Annotated[
+        int,
         typer.Option(
+            "--max-queue",
+            "--max-queued-requests",
             help="Most requests that wait; others are turned away with status 429. Each prompt of a body and "
             "each choice of a prompt counts as one.",
-            show_default="no bound",
             rich_help_panel=_STEPS,
         ),
-    ] = None,
+    ] = 1024,
     kv_events_config: Annotated[
         str,
         typer.Option(
@@ -303,15 +314,30 @@ def serve(
             rich_help_panel=_CACHE,
         ),
     ] = "{}",
-    enable_log_requests: Annotated[
+    access_log: Annotated[
         bool,
         typer.Option(
-            "--enable-log-requests",
-            help="Log for each prompt how many tokens were a hit, and why the others were not. No prompt "
-            "and no salt is told.",
+            help="One line on standard error for each request: its prompt tokens, how many were cached and "
+            "why the others were not, and how long it took. No prompt, salt or key is told.",
+            show_default="on",
             rich_help_panel=_DEBUGGING,
         ),
+    ] = True,
+    enable_log_requests: Annotated[  # noqa: ARG001 - vLLM's name for what is on anyway
+        bool, typer.Option("--enable-log-requests", hidden=True)
     ] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            "--otlp-traces-endpoint",
+            metavar="URL",
+            help="Send a trace for each request, and metrics, to this OpenTelemetry collector "
+            "(http://127.0.0.1:4318, say). Needs pip install 'headstart[otlp]'.",
+            show_default="nothing is sent",
+            rich_help_panel=_DEBUGGING,
+        ),
+    ] = None,
     decision_log: Annotated[
         str | None,
         typer.Option(
@@ -374,7 +400,7 @@ def serve(
             explain_misses=explain_misses,
             max_num_batched_tokens=_batched_tokens(max_num_batched_tokens),
             scheduling_policy=scheduling_policy,
-            max_queued_requests=max_queued_requests,
+            max_queued_requests=max_queue,
             max_num_seqs=max_num_seqs,
             decision_log=decision_log,
             kv_events_config=KVEventsConfig.from_json(kv_events_config),
@@ -383,8 +409,10 @@ def serve(
             strict=strict,
             tool_call_parser=tool_call_parser,
             trust_request_chat_template=trust_request_chat_template,
+            otlp_endpoint=otlp_endpoint,
+            shutdown_timeout=shutdown_timeout,
         )
-        _start_logging(requests=enable_log_requests)
+        _start_logging(requests=access_log)
         with bind(host, port) as sock:
             asyncio.run(_serve(config, server_config, sock, _load_text(model)))
     except HeadstartError as error:
@@ -405,12 +433,12 @@ def _start_logging(*, requests: bool) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what strangers send
     if requests:
-        request_log.logger.setLevel(logging.INFO)
+        log_of_requests.logger.setLevel(logging.INFO)
 
 
 async def _serve(
     config: EngineConfig,
-    http: ServerConfig,
+    server_config: ServerConfig,
     sock: socket.socket,
     text: tuple[Tokenizer, ChatTemplate | None],
 ) -> None:
@@ -425,9 +453,10 @@ async def _serve(
         with Console(stderr=True).status(f"starting the engine and loading {escape(config.model.model)} …"):
             info = await client.start()
         server = HttpServer(
-            build_app(client, tokenizer, template, http),
+            build_app(client, tokenizer, template, server_config),
             on_ready=lambda: print_banner(info, url_of(sock), chat=template is not None),
             close_engine=client.shutdown,
+            grace_s=server_config.shutdown_timeout,
         )
         server.handle_signals()
         await server.serve(sockets=[sock])

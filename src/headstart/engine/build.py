@@ -111,6 +111,7 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
         max_num_batched_tokens=most,
         max_num_seqs=config.scheduler.max_num_seqs,
         weights_bytes=model.nbytes,
+        explain_misses=config.kv.explain_misses,
         scheduling_policy=config.scheduler.scheduling_policy,
         max_queued_requests=config.scheduler.max_queued_requests,
         decision_log=str(log.path.absolute()) if log is not None and log.is_open else None,

@@ -62,6 +62,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     max_num_batched_tokens: int
     max_num_seqs: int
     weights_bytes: int
+    explain_misses: bool = True
     scheduling_policy: str = "fcfs"
     max_queued_requests: int | None = None
     decision_log: str | None = None  # the file's absolute name

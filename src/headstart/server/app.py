@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fastapi import Depends, FastAPI
 
 from headstart.cache import MissReport
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.server import chat, completions, errors, known_fields, operations, request_log, tokenize
+from headstart.server import access_log, chat, completions, errors, known_fields, operations, tokenize
 from headstart.server.body_limit import BodyLimit
 from headstart.server.front import Front
 from headstart.server.head import HeadAsGet
 from headstart.server.metrics import Metrics
+from headstart.server.tracing import Tracing
+from headstart.server.visit import VisitMiddleware, Visits
 from headstart.text import ChatTemplate, Tokenizer
 
 MAX_BODY_BYTES = 16 * 2**20  # a million tokens as decimal ids fit twice
@@ -30,22 +36,35 @@ def build_app(
     """
     name = client.info.model_name
     metrics = Metrics(client, name)
-    front = Front(client, tokenizer, template, metrics, name, config)
+    tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint, name)
+    observers = [access_log.write] if tracing is None else [access_log.write, tracing.observe]
+    visits = Visits(observers, explained=client.info.explain_misses)
+    front = Front(client, tokenizer, template, metrics, name, visits, config)
 
     def explained(report: MissReport) -> None:
         metrics.explained(report)
-        request_log.write(report)
+        visits.explained(report)
 
     client.on_explained(explained)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        visits.flush()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+
     app = FastAPI(
         title="headstart",
         description="OpenAI-compatible, with prefix caching.",
         responses=errors.RESPONSES,
         dependencies=[Depends(known_fields.watch(strict=config.strict))],
+        lifespan=lifespan,
     )
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(known_fields.IgnoredFields)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(VisitMiddleware, visits=visits)  # the outermost: added last
     errors.install(app)
     app.include_router(chat.router(front))
     app.include_router(completions.router(front))

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.server.caller import caller_of
 from headstart.server.chat_chunks import Chunks
 from headstart.server.chat_conversation import conversation_of, echo_of
 from headstart.server.choice import CallDelta, Piece
@@ -41,7 +40,7 @@ def router(front: Front) -> APIRouter:
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, caller_of(request), "chatcmpl")
+        ticket = front.admit(body, request, "chatcmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
         started = await answer(front, conversation_of(body), params, ticket)
         if body.stream:

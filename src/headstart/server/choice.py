@@ -80,7 +80,7 @@ class Choice:
         telling: Telling = PLAINLY,
     ) -> None:
         self.index = index
-        self.ended = False
+        self.end_reason: FinishReason | None = None
         self._echo = echo
         self._echo_is_due = echo is not None
         self._text = TextStream(
@@ -99,6 +99,11 @@ class Choice:
         )
         self._timer = timer
         self._logprob = 0.0  # the sum over its tokens, where the engine tells them
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.end_reason is not None
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +140,7 @@ class Choice:
     def end(self, reason: FinishReason) -> None:
         """Nothing more will come; harmless when repeated."""
         if not self.ended:
-            self.ended = True
+            self.end_reason = reason
             self._timer.end(reason)
 
     def _echoed(self, text: str, prompt: Sequence[int], prompt_logprobs: Sequence[PromptLogprob]) -> Piece:

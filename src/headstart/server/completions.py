@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headstart.engine.request import SamplingParams
-from headstart.server.caller import caller_of
 from headstart.server.choice import Echo, Piece
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import Generation, merged, usage_of
@@ -33,7 +32,7 @@ def router(front: Front) -> APIRouter:
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue each prompt, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, caller_of(request), "cmpl")
+        ticket = front.admit(body, request, "cmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
         await front.check_structure(params)
         special = body.add_special_tokens is not False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -15,11 +14,12 @@ from headstart.engine.grammars import Grammars
 from headstart.engine.request import CacheTerms, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
-from headstart.server.caller import Caller
+from headstart.server.caller import Caller, caller_of
 from headstart.server.choice import PLAINLY, Echo, Telling
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest, Truncation
+from headstart.server.visit import Visit, Visits, visit_of
 from headstart.text import ChatTemplate, RequestTemplates, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
@@ -35,6 +35,7 @@ class Ticket:
     """
 
     id: str
+    visit: Visit
     arrived: float
     caller: Caller
     terms: CacheTerms
@@ -53,6 +54,7 @@ class Front:
     template: ChatTemplate | None
     metrics: Metrics
     model: str
+    visits: Visits
     config: ServerConfig = PLAIN_SERVER
     request_templates: RequestTemplates = field(default_factory=RequestTemplates)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -62,8 +64,8 @@ class Front:
         grammars = Grammars(lambda: self.tokenizer, self.client.info.vocab_size)
         object.__setattr__(self, "grammars", grammars)
 
-    def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
-        """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
+    def admit(self, body: GenerationRequest, request: Request, prefix: str) -> Ticket:
+        """A ticket for this request, if it is one for us; its id begins with ``prefix``.
 
         Raises `RequestError` for another model, for stream options without a stream, and where more of a
         prompt is to be kept than the model takes.
@@ -84,8 +86,10 @@ class Front:
                 param="truncate_prompt_tokens",
                 code="invalid_value",
             )
+        caller, visit = caller_of(request), visit_of(request)
         return Ticket(
-            f"{prefix}-{body.request_id or uuid.uuid4().hex}",
+            f"{prefix}-{body.request_id or visit.name}",
+            visit,
             self.metrics.clock(),
             caller,
             CacheTerms(salt=caller.salt(body.cache_salt)),
@@ -176,7 +180,7 @@ class Front:
             if error.param == "prompt":
                 error.param = prompt_field
             raise
-        return Generation(
+        generation = Generation(
             outputs,
             self.client.abort,
             self.tokenizer,
@@ -189,6 +193,8 @@ class Front:
             echo=echo,
             telling=ticket.telling,
         )
+        self.visits.asked(ticket.visit, generation, ticket.id)
+        return generation
 
 
 async def require_json(request: Request) -> None:

@@ -42,12 +42,16 @@ class Generation:
     ) -> None:
         self.tells_logprobs = params.logprobs is not None
         self.prompt = prompt
+        self.request_id = request_id
         self.num_prompt_tokens = len(prompt)
         self.num_cached_tokens = 0
+        self.first_token_at: float | None = None
+        """When it came, in the seconds of ``metrics.clock``."""
         self._outputs = outputs
         self._abort = abort
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[PromptLogprob] = []  # with the first choice's outputs, before all texts
+        self._clock = metrics.clock
         self._count = params.n
 
         def timer() -> RequestTimer:
@@ -62,6 +66,11 @@ class Generation:
     def num_completion_tokens(self) -> int:
         """Tokens generated so far for all choices."""
         return sum(choice.num_tokens for choice in self._choices.values())
+
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        """Why its choices ended, those that have."""
+        return [choice.end_reason for choice in self._choices.values() if choice.end_reason is not None]
 
     @property
     def told(self) -> list[int]:
@@ -95,6 +104,8 @@ class Generation:
                     self._prompt_logprobs.extend(output.prompt_logprobs)
                     pieces = choice.take(output, self.prompt, self._prompt_logprobs)
                     self.num_cached_tokens = output.num_cached_tokens
+                    if self.first_token_at is None and (output.token_ids or output.finish_reason == "length"):
+                        self.first_token_at = self._clock()
                     if choice.ended and output.finish_reason is None:
                         self._abort(output.request_id)
                     for piece in pieces:

@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
 
     Who takes longer than `HEADER_SECONDS` to ask for something is hung up on.
 
-    The first signal (`handle_exit`) stops new connections and gives running requests `GRACE_SECONDS`;
+    The first signal (`handle_exit`) stops new connections and gives running requests ``grace_s`` seconds;
     then, or at the second signal, ``close_engine`` ends them with an error of their own; connections that
     are left after that are cut.  Who runs this installs the signal handlers: uvicorn's own would raise the
     signal anew at the end and so turn a graceful stop into a death by signal.
@@ -93,12 +93,13 @@ class HttpServer(uvicorn.Server):
         *,
         on_ready: Callable[[], None],
         close_engine: Callable[[], Awaitable[None]],
+        grace_s: float = GRACE_SECONDS,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 http=_Protocol,
-                lifespan="off",
+                lifespan="on",
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -107,6 +108,7 @@ class HttpServer(uvicorn.Server):
         )
         self._on_ready = on_ready
         self._close_engine = close_engine
+        self._grace_s = grace_s
         self._hurry = asyncio.Event()
         self._asking: dict[tuple[_Protocol, Any], float] = {}  # since when, by connection and last request
 
@@ -153,7 +155,7 @@ class HttpServer(uvicorn.Server):
         """Stop accepting, wait for running requests as long as grace lasts, end the engine."""
         closing = asyncio.create_task(super().shutdown(sockets))
         hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait((closing, hurry), timeout=GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((closing, hurry), timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         await self._close_engine()
         await asyncio.wait((closing,), timeout=LAST_WORDS_SECONDS)

@@ -10,7 +10,6 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.requests import Request
 
 from headstart.errors import RequestError
-from headstart.server.caller import caller_of
 from headstart.server.chat_conversation import conversation_of
 from headstart.server.conversation import prompt_of
 from headstart.server.errors import HIDDEN_TAG
@@ -78,7 +77,7 @@ def router(front: Front) -> APIRouter:
         if body.model is not None:
             front.check_model(body.model)
         if isinstance(body, TokenizeChat):
-            ticket = front.admit(body, caller_of(request), "tokenize")
+            ticket = front.admit(body, request, "tokenize")
             params = body.sampling(front.tokenizer.eos_token_ids)
             tokens = await prompt_of(front, conversation_of(body), ticket.caller)
             tokens = front.truncated(tokens, params, ticket)
