@@ -49,7 +49,7 @@ class Namespace:
         salt: object = self.salt  # a caller from Python may hand over anything
         if salt is not None and not (isinstance(salt, str) and salt and is_text(salt)):
             raise RequestError(
-                f"cache_salt must be a non-empty string or absent, got {self.salt!r}",
+                "cache_salt must be a non-empty string of valid Unicode or absent",  # and is never quoted
                 param="cache_salt",
                 code="invalid_value",
             )

@@ -19,6 +19,7 @@ from headstart.server.choice import Echo
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest
+from headstart.server.salt_watch import SaltWatch
 from headstart.text import ChatTemplate, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
@@ -49,6 +50,7 @@ class Front:
     model: str
     config: ServerConfig = PLAIN_SERVER
     created: int = field(default_factory=lambda: int(time.time()))
+    salt_watch: SaltWatch = field(default_factory=SaltWatch)
 
     def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
         """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
@@ -63,6 +65,8 @@ class Front:
                 param="stream_options",
                 code="invalid_value",
             )
+        if body.cache_salt is not None:
+            self.salt_watch.look(body.cache_salt, caller)
         return Ticket(
             f"{prefix}-{uuid.uuid4().hex}",
             self.metrics.clock(),
