@@ -16,6 +16,14 @@ FORMAT = "%(levelname)s %(name)s: %(message)s"
 class PrivateFormatter(logging.Formatter):
     """Tracebacks with places and kinds, without the texts of exceptions."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        """As usual, but for a traceback that another formatter has left in the record."""
+        others, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = others
+
     def formatException(  # noqa: N802 - logging's name
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
