@@ -273,3 +273,5 @@ def test_appended_tokens_follow_the_prompt() -> None:
     assert request.token_ids(1, 3) == TOKENS[1:3]
     assert request.run(1, 3) == RUN[4:12]
     assert repr(request) == "CacheRequest('r', 8 tokens, Namespace(adapter=None, salt=None))"
+    request = CacheRequest("r", [1], namespace=Namespace(salt="canary"))
+    assert repr(request) == "CacheRequest('r', 1 tokens, Namespace(adapter=None, salt=…))"

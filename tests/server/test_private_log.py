@@ -87,3 +87,19 @@ def test_what_nobody_awaits_is_told_without_its_text(log: io.StringIO) -> None:
     assert "Task exception was never retrieved" in log.getvalue()
     assert "ValueError" in log.getvalue()
     assert "canary" not in log.getvalue()
+
+
+def test_a_callback_that_fails_is_told_without_its_arguments(log: io.StringIO) -> None:
+    async def scene() -> None:
+        log_privately(asyncio.get_running_loop())
+        asyncio.get_running_loop().call_soon(fail_with, "canary")
+        await asyncio.sleep(0)
+
+    asyncio.run(scene())
+    assert "Exception in callback fail_with" in log.getvalue()
+    assert "ValueError" in log.getvalue()
+    assert "canary" not in log.getvalue()
+
+
+def fail_with(secret: str) -> None:
+    raise ValueError(secret)

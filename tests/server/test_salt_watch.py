@@ -48,3 +48,15 @@ def test_requests_are_watched(client: TestClient, caplog: pytest.LogCaptureFixtu
     (record,) = caplog.records
     assert record.getMessage().startswith("a client sent a cache_salt")
     assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize("salt", ["", "canary@home", "canary" * 30, ["canary"], {"canary": 1}, 7])
+def test_a_salt_that_is_refused_is_not_quoted(client: TestClient, salt: Any) -> None:
+    response = client.post("/v1/completions", json={"prompt": "hi", "cache_salt": salt})
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "cache_salt must be a string of 1 to 128 characters without @, /, \\ and NUL",
+        "type": "invalid_request_error",
+        "param": "cache_salt",
+        "code": "invalid_value",
+    }

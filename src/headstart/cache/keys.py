@@ -54,6 +54,10 @@ class Namespace:
                 code="invalid_value",
             )
 
+    def __repr__(self) -> str:
+        """Without the salt, which is a secret: what is represented may be logged."""
+        return f"Namespace(adapter={self.adapter!r}, salt={None if self.salt is None else '…'})"
+
 
 SHARED = Namespace()
 """The namespace of requests that name neither an adapter nor a salt."""

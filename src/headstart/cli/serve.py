@@ -406,7 +406,8 @@ def serve(
             isolation_secret_file=isolation_secret_file,
             has_admin_port=admin_port is not None,
         )
-        _require_admin_port(port, admin_port, admin_host)
+        if admin_port is None and admin_host is not None:
+            raise ConfigError("--admin-host is for --admin-port: give both, or neither")
         if model is not None and model_option is not None:
             raise ConfigError(f"give the model once: {model!r} or --model {model_option}")
         if model is None:
@@ -449,6 +450,7 @@ def serve(
             admin_sock = None
             if admin_port is not None:
                 admin_sock = until_the_end.enter_context(bind(admin_host or host, admin_port, kind="admin-"))
+                _require_two_ports(sock, admin_sock)
             warn_if_open(sock, server)
             asyncio.run(_serve(config, server, access, sock, admin_sock, _load_text(model)))
     except HeadstartError as error:
@@ -458,11 +460,10 @@ def serve(
         raise typer.Exit(130) from stopped  # by Ctrl-C before it served
 
 
-def _require_admin_port(port: int, admin_port: int | None, admin_host: str | None) -> None:
-    if admin_port is None and admin_host is not None:
-        raise ConfigError("--admin-host is for --admin-port: give both, or neither")
-    if admin_port is not None and admin_port == port != 0:
-        raise ConfigError(f"--admin-port and --port are both {port}: requests are told apart by the port")
+def _require_two_ports(sock: socket.socket, admin_sock: socket.socket) -> None:
+    """Two addresses may have one port, but requests are told apart by it."""
+    if (port := sock.getsockname()[1]) == admin_sock.getsockname()[1]:
+        raise ConfigError(f"--port and --admin-port must differ, whatever their hosts; both are {port}")
 
 
 def _load_text(model: str) -> tuple[Tokenizer, ChatTemplate | None]:

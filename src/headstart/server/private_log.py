@@ -52,6 +52,7 @@ def log_privately(loop: asyncio.AbstractEventLoop) -> None:
     """Let ``loop`` tell of exceptions that nobody awaits as the rest does; its own way quotes them."""
 
     def told(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        logger.error("%s", context["message"], exc_info=context.get("exception"))
+        # "Exception in callback name(arguments) at …": what stands between the parentheses may be anything.
+        logger.error("%s", context["message"].partition("(")[0], exc_info=context.get("exception"))
 
     loop.set_exception_handler(told)
