@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -33,15 +32,22 @@ def test_without_keys_none_is_wanted_and_none_is_known() -> None:
     assert KeyRing(KeysConfig(("a",))).is_wanted
 
 
-def test_a_rewritten_file_counts_at_once_even_where_no_time_has_passed(tmp_path: Path) -> None:
+def test_a_file_that_was_just_written_is_read_again_though_its_times_are_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "keys"
-    ring = ring_of(path, "aaa")
-    before = path.stat()
+    monkeypatch.setattr(key_ring._Version, "of", lambda _: key_ring._Version(1000, 1000, 3, 1))
+    now = 1000
+    path.write_text("aaa")
+    ring = KeyRing(KeysConfig(file=str(path)), clock_ns=lambda: now)
     for key, other in (("bbb", "aaa"), ("aaa", "bbb")):
-        path.write_text(key)  # of one size, in one inode, …
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # … and at one time
+        path.write_text(key)
         assert ring.find(key)
         assert not ring.find(other)
+    now += UNSETTLED_NS + 1  # from now on a change would show
+    assert ring.find("aaa")
+    monkeypatch.setattr(key_ring, "open", pytest.fail, raising=False)
+    assert ring.find("aaa")
 
 
 def test_a_settled_file_is_read_when_it_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

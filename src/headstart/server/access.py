@@ -24,19 +24,21 @@ class Access:
 
     def __init__(self, config: ServerConfig) -> None:
         """Raises `ConfigError` for a file of keys, or of the isolation's secret, that cannot be used."""
-        self._isolate_by = config.isolate_by
         self._header = config.isolation_header
         self._tenants = Tenants(load_secret(config.isolation_secret_file)) if config.isolates else None
         self._api_keys = KeyRing(config.api_keys, option="--api-key-file")
         self._admin_keys = KeyRing(config.admin_api_keys, option="--admin-api-key-file")
         self._has_admin_port = config.has_admin_port
+        self._asks_nothing = not (
+            config.isolates or config.api_keys.are_wanted or config.admin_api_keys.are_wanted
+        )
 
     def identify(self, path: str, headers: Headers) -> Caller:
         """Who asks for ``path``.
 
         Raises `RequestError`: 401 without a key that is needed, 400 where it is not clear who asks.
         """
-        if path in OPEN_PATHS:
+        if self._asks_nothing or path in OPEN_PATHS:
             return ANYONE
         key = _presented(headers)
         admin = None if key is None else self._admin_keys.find(key)
