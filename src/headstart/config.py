@@ -314,10 +314,48 @@ def _unknown(name: str, known: Collection[str]) -> str:
     return f"unknown option {name!r}{hint}"
 
 
+SECRET_VARIABLES = ("HEADSTART_API_KEY", "HEADSTART_ADMIN_API_KEY")
+"""Environment variables that hold keys: no process that we start inherits them."""
+
+
+def is_api_key(text: str) -> bool:
+    """Whether ``text`` can be sent as a key in a header: visible ASCII, without spaces."""
+    return re.fullmatch(r"[!-~]{1,1024}", text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class KeysConfig:
+    """Keys of one kind: those ``given``, and those in ``file``, one a line, read anew when it changes."""
+
+    given: tuple[str, ...] = field(default=(), repr=False)
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        # Whatever is wrong with a key, no sentence may quote it.
+        _require(
+            all(map(is_api_key, self.given)),
+            "an API key must be 1 to 1024 visible ASCII characters without spaces; one that was given is not",
+        )
+        _require(self.file != "", "an API key file must have a name, not ''")
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether a key is asked for, even if the file has none at the moment."""
+        return bool(self.given) or self.file is not None
+
+
+NO_KEYS = KeysConfig()
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP process's part.  With ``strict`` a field that nobody knows is an error, and not ignored.
 
+    Whoever brings one of ``api_keys`` is served; everybody is where none are wanted.  ``isolate_by`` says
+    who shares a cache: "none" (all do), "api-key" (one key's requests) or "header:NAME" (those with one
+    value of a header that a proxy sets).  ``isolation_secret_file`` holds what salts are derived from;
+    ``None`` is a file of our own, made on first use.  With isolation, what shows or changes the state that
+    tenants share is for who has one of ``admin_api_keys``, or is served apart (``has_admin_port``).
     ``tool_call_parser`` names the form that the model writes tool calls in; "auto" is its chat template's.
     ``trust_request_chat_template`` says whether requests may bring a template; ``None`` is: while callers are
     not told apart.
@@ -326,6 +364,11 @@ class ServerConfig:
     """
 
     strict: bool = False
+    api_keys: KeysConfig = NO_KEYS
+    admin_api_keys: KeysConfig = NO_KEYS
+    isolate_by: str = "none"
+    isolation_secret_file: str | None = None
+    has_admin_port: bool = False
     tool_call_parser: ToolCallParserName = "auto"
     trust_request_chat_template: bool | None = None
     otlp_endpoint: str | None = None
@@ -337,6 +380,38 @@ class ServerConfig:
         _require(
             self.otlp_endpoint is None or re.fullmatch(r"https?://[^/\s]\S*", self.otlp_endpoint) is not None,
             f"otlp_endpoint must be a URL like http://127.0.0.1:4318, not {self.otlp_endpoint!r}",
+        )
+        _require(
+            self.isolate_by in ("none", "api-key") or self.isolation_header is not None,
+            f"isolate_by must be none, api-key or header:NAME with a header's name, not {self.isolate_by!r}",
+        )
+        _require(
+            self.isolate_by != "api-key" or self.api_keys.are_wanted,
+            "isolate_by api-key needs API keys: give --api-key-file, or set HEADSTART_API_KEY",
+        )
+        _require(
+            self.isolates or self.isolation_secret_file is None,
+            "isolation_secret_file is of no use with isolate_by none: choose api-key or header:NAME",
+        )
+
+    @property
+    def isolates(self) -> bool:
+        """Whether tenants are kept apart."""
+        return self.isolate_by != "none"
+
+    @property
+    def isolation_header(self) -> str | None:
+        """The header whose value says who asks; None where no header does."""
+        named = re.fullmatch(r"header:([!#$%&'*+.^_`|~0-9A-Za-z-]+)", self.isolate_by)
+        return None if named is None else named[1].lower()
+
+    def check_engine(self, engine: EngineConfig) -> None:
+        """Raises ``ConfigError`` if the engine names blocks in a way that isolation cannot rest on."""
+        algorithm = engine.kv.prefix_caching_hash_algo
+        _require(
+            not self.isolates or is_cryptographic(algorithm),
+            f"isolate_by {self.isolate_by} needs digests that nobody can make collide, and "
+            f"prefix_caching_hash_algo {algorithm} has none: use sha256_cbor or sha256",
         )
 
 

@@ -67,7 +67,7 @@ def test_the_salt_enters_the_first_block_and_the_adapter_every_one() -> None:
 def test_a_salt_is_a_string_that_says_something(salt: Any) -> None:
     with pytest.raises(RequestError) as caught:  # case 22
         Namespace(salt=salt)
-    assert str(caught.value) == f"cache_salt must be a non-empty string or absent, got {salt!r}"
+    assert str(caught.value) == "cache_salt must be a non-empty string of valid Unicode or absent"
     assert (caught.value.param, caught.value.code, caught.value.status) == (
         "cache_salt",
         "invalid_value",
@@ -273,3 +273,5 @@ def test_appended_tokens_follow_the_prompt() -> None:
     assert request.token_ids(1, 3) == TOKENS[1:3]
     assert request.run(1, 3) == RUN[4:12]
     assert repr(request) == "CacheRequest('r', 8 tokens, Namespace(adapter=None, salt=None))"
+    request = CacheRequest("r", [1], namespace=Namespace(salt="canary"))
+    assert repr(request) == "CacheRequest('r', 1 tokens, Namespace(adapter=None, salt=…))"

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from headstart.cli.command import Command
-from headstart.cli.serve import _start_logging, parse_bytes, print_banner, serve
+from headstart.cli.serve import _start_logging, curl_line, parse_bytes, print_banner, serve
 from headstart.engine.messages import EngineInfo
 from headstart.server import access_log
 
@@ -131,6 +131,8 @@ def test_help_names_every_option() -> None:
         "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
         "--access-log", "--no-access-log", "--otlp-endpoint", "--max-queue",
         "--shutdown-timeout",
+        "--api-key", "--api-key-file", "--isolate-by", "--isolation-secret-file", "--admin-api-key",
+        "--admin-api-key-file", "--admin-port", "--admin-host",
     ):  # fmt: skip
         assert option in text
 
@@ -208,6 +210,11 @@ def test_the_curl_line_survives_narrow_terminals_and_quotes(url: str, chat: bool
     asked = json.loads(body)
     assert asked["model"] == "my 'quoted' [red] model"
     assert ("messages" in asked) == chat
+
+
+def test_the_curl_line_takes_the_key_from_the_shell() -> None:
+    line = curl_line("m", "http://127.0.0.1:1", chat=True, key=True)
+    assert ' -H "Authorization: Bearer $HEADSTART_API_KEY" ' in line
 
 
 @pytest.mark.parametrize("asked", [False, True])

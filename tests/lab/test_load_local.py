@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from headstart.errors import EngineError
-from headstart.lab.load.local import running_server, serve_command
+from headstart.lab.load.local import running, running_server, serve_command
 
 # Stands for a server: says where it is, and its process id in a file, then stays until SIGTERM.
 SERVER = """
@@ -93,6 +93,17 @@ def test_it_never_says_where_it_is() -> None:
         running_server(server("import signal; signal.pause()"), start_timeout=0.1),
     ):
         pytest.fail("the block must not be entered")
+
+
+def test_it_does_not_inherit_keys_that_are_for_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADSTART_API_KEY", "canary")
+    monkeypatch.setenv("HEADSTART_TEST", "passed on")
+    source = "import os; print(os.environ['HEADSTART_TEST'], os.environ.get('HEADSTART_API_KEY'))"
+    with (
+        running([sys.executable, "-c", source]) as process,
+        pytest.raises(EngineError, match="passed on None"),
+    ):
+        process.address(timeout=60)
 
 
 def test_it_can_be_used_outside_the_main_thread(tmp_path: Path) -> None:

@@ -49,10 +49,14 @@ class Namespace:
         salt: object = self.salt  # a caller from Python may hand over anything
         if salt is not None and not (isinstance(salt, str) and salt and is_text(salt)):
             raise RequestError(
-                f"cache_salt must be a non-empty string or absent, got {self.salt!r}",
+                "cache_salt must be a non-empty string of valid Unicode or absent",  # and is never quoted
                 param="cache_salt",
                 code="invalid_value",
             )
+
+    def __repr__(self) -> str:
+        """Without the salt, which is a secret: what is represented may be logged."""
+        return f"Namespace(adapter={self.adapter!r}, salt={None if self.salt is None else '…'})"
 
 
 SHARED = Namespace()

@@ -9,15 +9,19 @@ import re
 import shlex
 import signal
 import socket
+from contextlib import ExitStack
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from starlette.types import ASGIApp
 
+from headstart.cli.access import access_rows, hide_keys, keys_of, warn_if_open
 from headstart.cli.pull import fetch_progress
 from headstart.config import (
+    PLAIN_SERVER,
     DtypeName,
     EngineConfig,
     HashAlgorithm,
@@ -34,13 +38,18 @@ from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import ConfigError, HeadstartError
 from headstart.model import source
 from headstart.server import access_log as log_of_requests
-from headstart.server.app import build_app
+from headstart.server import private_log
+from headstart.server.access import Access
+from headstart.server.app import build_apps
 from headstart.server.listen import GRACE_SECONDS, HttpServer, bind, url_of
+from headstart.server.ports import ByPort
+from headstart.server.private_log import PrivateFormatter
 from headstart.text import ChatTemplate, Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m"
 
 _SERVER = "Server"
+_ACCESS = "Who may ask, and who shares"
 _MODEL = "Model"
 _MEMORY = "KV memory"
 _CACHE = "Prefix cache"
@@ -84,8 +93,7 @@ def serve(
     host: Annotated[
         str,
         typer.Option(
-            help="Address to listen on; 0.0.0.0 is every one. There are no API keys yet: whoever reaches it "
-            "is served, so put a proxy that asks for them in front.",
+            help="Address to listen on; 0.0.0.0 is every one. Without API keys whoever reaches it is served.",
             rich_help_panel=_SERVER,
         ),
     ] = "127.0.0.1",
@@ -133,6 +141,78 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = GRACE_SECONDS,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="A key that callers must send (Authorization: Bearer, or x-api-key); repeatable. Shells' "
+            "histories keep it: a file, or the variable HEADSTART_API_KEY, is better.",
+            show_default="nobody needs one",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keys, one a line; # begins a comment. It is read again whenever it changes.",
+            show_default="none",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    isolate_by: Annotated[
+        str,
+        typer.Option(
+            metavar="none|api-key|header:NAME",
+            help="Who shares a cache: everybody, the holders of one key, or the requests with one value of "
+            "a header that your proxy sets (docs/isolation.md). A client's cache_salt divides further.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = "none",
+    isolation_secret_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="At least 32 random bytes that tenants' salts are derived from; give replicas the same.",
+            show_default="one of your own, made on first use",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    admin_api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="A key for operators, which /metrics and /reset_prefix_cache then need; repeatable. As "
+            "HEADSTART_ADMIN_API_KEY it stands in no process list.",
+            show_default="none",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    admin_api_key_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The same, as --api-key-file.",
+            show_default="none",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve /metrics and /reset_prefix_cache at this port, and no more at --port; 0 takes any.",
+            min=0,
+            max=65535,
+            show_default="the same port",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    admin_host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address to listen on with --admin-port.", show_default="--host", rich_help_panel=_ACCESS
+        ),
+    ] = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -357,7 +437,8 @@ def serve(
     usage.prompt_tokens_details.cached_tokens.
 
     /health, /metrics (Prometheus, vLLM's names) and POST /reset_prefix_cache
-    are for operators.  /health says 503 while no engine serves, and when one has
+    are for operators; with --isolate-by the latter two need an admin key or a
+    port of their own.  /health says 503 while no engine serves, and when one has
     said nothing for five minutes though requests wait for it.
 
     Ctrl-C or SIGTERM lets running requests finish for a few seconds; a second
@@ -370,8 +451,24 @@ def serve(
         headstart serve ./models/my-llama --port 9000 --kv-cache-memory-bytes 2G
 
         headstart serve --num-blocks 256 --prefix-index hash
+
+        headstart serve --api-key-file keys --isolate-by api-key --admin-port 9001
     """
     try:
+        server = ServerConfig(
+            api_keys=keys_of("HEADSTART_API_KEY", api_key, api_key_file),
+            admin_api_keys=keys_of("HEADSTART_ADMIN_API_KEY", admin_api_key, admin_api_key_file),
+            isolate_by=isolate_by,
+            isolation_secret_file=isolation_secret_file,
+            has_admin_port=admin_port is not None,
+            strict=strict,
+            tool_call_parser=tool_call_parser,
+            trust_request_chat_template=trust_request_chat_template,
+            otlp_endpoint=otlp_endpoint,
+            shutdown_timeout=shutdown_timeout,
+        )
+        if admin_port is None and admin_host is not None:
+            raise ConfigError("--admin-host is for --admin-port: give both, or neither")
         if model is not None and model_option is not None:
             raise ConfigError(f"give the model once: {model!r} or --model {model_option}")
         if model is None:
@@ -405,21 +502,29 @@ def serve(
             decision_log=decision_log,
             kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
-        server_config = ServerConfig(
-            strict=strict,
-            tool_call_parser=tool_call_parser,
-            trust_request_chat_template=trust_request_chat_template,
-            otlp_endpoint=otlp_endpoint,
-            shutdown_timeout=shutdown_timeout,
-        )
+        server.check_engine(config)
         _start_logging(requests=access_log)
-        with bind(host, port) as sock:
-            asyncio.run(_serve(config, server_config, sock, _load_text(model)))
+        hide_keys([*(api_key or ()), *(admin_api_key or ())])
+        access = Access(server)
+        with ExitStack() as until_the_end:
+            sock = until_the_end.enter_context(bind(host, port))
+            admin_sock = None
+            if admin_port is not None:
+                admin_sock = until_the_end.enter_context(bind(admin_host or host, admin_port, kind="admin-"))
+                _require_two_ports(sock, admin_sock)
+            warn_if_open(sock, server)
+            asyncio.run(_serve(config, server, access, sock, admin_sock, _load_text(model)))
     except HeadstartError as error:
         typer.echo(f"headstart serve: {error}", err=True)
         raise typer.Exit(1) from error
     except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
         raise typer.Exit(130) from stopped  # by Ctrl-C before it served
+
+
+def _require_two_ports(sock: socket.socket, admin_sock: socket.socket) -> None:
+    """Two addresses may have one port, but requests are told apart by it."""
+    if (port := sock.getsockname()[1]) == admin_sock.getsockname()[1]:
+        raise ConfigError(f"--port and --admin-port must differ, whatever their hosts; both are {port}")
 
 
 def _load_text(model: str) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -430,7 +535,9 @@ def _load_text(model: str) -> tuple[Tokenizer, ChatTemplate | None]:
 
 
 def _start_logging(*, requests: bool) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrivateFormatter(private_log.FORMAT))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what strangers send
     if requests:
         log_of_requests.logger.setLevel(logging.INFO)
@@ -439,7 +546,9 @@ def _start_logging(*, requests: bool) -> None:
 async def _serve(
     config: EngineConfig,
     server_config: ServerConfig,
+    access: Access,
     sock: socket.socket,
+    admin_sock: socket.socket | None,
     text: tuple[Tokenizer, ChatTemplate | None],
 ) -> None:
     """Start the engine, serve until a signal, end the engine."""
@@ -447,25 +556,41 @@ async def _serve(
     client = EngineSupervisor(config)
     starting = asyncio.current_task()
     assert starting is not None
+    private_log.log_privately(asyncio.get_running_loop())
     for sig in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(sig, starting.cancel)
     try:
         with Console(stderr=True).status(f"starting the engine and loading {escape(config.model.model)} …"):
             info = await client.start()
+        apps = build_apps(client, tokenizer, template, server_config, access)
+        admin_url = None if admin_sock is None else url_of(admin_sock)
+        app: ASGIApp = apps.public
+        if admin_sock is not None and apps.admin is not None:
+            app = ByPort(apps.public, apps.admin, admin_sock.getsockname()[1])
         server = HttpServer(
-            build_app(client, tokenizer, template, server_config),
-            on_ready=lambda: print_banner(info, url_of(sock), chat=template is not None),
+            app,
+            on_ready=lambda: print_banner(
+                info, url_of(sock), chat=template is not None, server=server_config, admin_url=admin_url
+            ),
             close_engine=client.shutdown,
             grace_s=server_config.shutdown_timeout,
         )
         server.handle_signals()
-        await server.serve(sockets=[sock])
+        await server.serve(sockets=[sock] if admin_sock is None else [sock, admin_sock])
     finally:
         await client.shutdown()
 
 
-def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | None = None) -> None:
-    """What is served, with how much memory, and a line to try; on standard output."""
+def print_banner(
+    info: EngineInfo,
+    url: str,
+    *,
+    chat: bool,
+    server: ServerConfig = PLAIN_SERVER,
+    admin_url: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """What is served, to whom, with how much memory, and a line to try; on standard output."""
     console = console or Console(highlight=False)
     caching = f"{info.prefix_index} index, {info.eviction_policy} eviction"
     rows = {
@@ -481,6 +606,7 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
     if info.kv_events_endpoint is not None:
         again = info.kv_events_replay_endpoint
         rows["KV events"] = info.kv_events_endpoint + ("" if again is None else f", replayed at {again}")
+    rows |= access_rows(server, admin_url)
     console.print(f"[bold]headstart {version('headstart')}[/] is ready.  Ctrl-C stops it.\n")
     width = max(map(len, rows))
     for name, value in rows.items():  # whole, however narrow the terminal: names are there to be copied
@@ -489,15 +615,20 @@ def print_banner(info: EngineInfo, url: str, *, chat: bool, console: Console | N
         told = f"\nThe token ids of all prompts and answers go to {info.decision_log}"
         console.print(told, soft_wrap=True, markup=False)
     console.print("\nTry it:\n")
-    console.print(curl_line(info.model_name, url, chat=chat), soft_wrap=True, markup=False)
+    curl = curl_line(info.model_name, url, chat=chat, key=server.api_keys.are_wanted)
+    console.print(curl, soft_wrap=True, markup=False)
     console.file.flush()
 
 
-def curl_line(model: str, url: str, *, chat: bool) -> str:
-    """A command that sends one request, to be pasted into a shell of the same machine."""
+def curl_line(model: str, url: str, *, chat: bool, key: bool = False) -> str:
+    """A command that sends one request, to be pasted into a shell of the same machine.
+
+    A ``key`` is what the shell's variable says.
+    """
     question = "Why is the sky blue?"
     asked = {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": question}
     path = "chat/completions" if chat else "completions"
     body = json.dumps({"model": model, **asked, "max_tokens": 64}, ensure_ascii=False)
     local = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//localhost:", url)  # where "every address" is reached
-    return f"curl {local}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    bearer = ' -H "Authorization: Bearer $HEADSTART_API_KEY"' if key else ""
+    return f"curl {local}/v1/{path}{bearer} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

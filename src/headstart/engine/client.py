@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from headstart import errors
 from headstart.cache import MissReport
-from headstart.config import EngineConfig
+from headstart.config import SECRET_VARIABLES, EngineConfig
 from headstart.engine.choices import choice_ids
 from headstart.engine.limits import Limits
 from headstart.engine.messages import (
@@ -141,7 +141,7 @@ class EngineClient:
                 address,
                 stdin=asyncio.subprocess.PIPE,  # held open for as long as we live: see process.py
                 start_new_session=True,  # Ctrl-C in the terminal reaches the front alone
-                env=_ALLOCATION | os.environ,
+                env=_ALLOCATION | {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES},
             )
         )
         try:

@@ -208,7 +208,7 @@ class CacheTerms:
     hit for it.
     """
 
-    salt: str | None = None
+    salt: str | None = field(default=None, repr=False)
     retention_priority: int = 0
     skip_reading: bool = False
 

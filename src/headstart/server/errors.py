@@ -22,8 +22,15 @@ from headstart.errors import EngineDeadError, HeadstartError, RequestError, show
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is left to read it
 
 
-RETRY_AFTER = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}
-"""Seconds: a seat is free as soon as one answer ends; an engine that died takes a few to start."""
+HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5"},
+}
+"""In seconds: a seat is free as soon as one answer ends; an engine that died takes a few to start."""
+
+UNQUOTED = {"cache_salt"}
+"""Fields whose value is a secret, which no sentence repeats."""
 
 
 class ErrorBody(BaseModel):
@@ -78,12 +85,17 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
     return status, ErrorReply(error=body)
 
 
+def response_to(_request: Request, error: Exception) -> Response:
+    """The answer to a request that ended in ``error``."""
+    status, reply = describe(error)
+    return JSONResponse(reply.model_dump(), status, HEADERS.get(status))
+
+
 def install(app: FastAPI) -> None:
     """Make every exception that leaves a route of ``app`` an error object."""
 
-    async def ours(_request: Request, error: Exception) -> Response:
-        status, reply = describe(error)
-        return JSONResponse(reply.model_dump(), status, RETRY_AFTER.get(status))
+    async def ours(request: Request, error: Exception) -> Response:
+        return response_to(request, error)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -138,6 +150,8 @@ def _from_validation(error: Any) -> RequestError:
             code = "unsupported_parameter"
         case _:
             message = f"{param}: {error['msg']}, got {given}"
+    if param in UNQUOTED:
+        message = message.removesuffix(f", got {given}")
     return RequestError(message, param=param, code=code)
 
 

@@ -19,6 +19,7 @@ from headstart.server.choice import PLAINLY, Echo, Telling
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest, Truncation
+from headstart.server.salt_watch import SaltWatch
 from headstart.server.visit import Visit, Visits, visit_of
 from headstart.text import ChatTemplate, RequestTemplates, Tokenizer
 
@@ -58,6 +59,7 @@ class Front:
     config: ServerConfig = PLAIN_SERVER
     request_templates: RequestTemplates = field(default_factory=RequestTemplates)
     created: int = field(default_factory=lambda: int(time.time()))
+    salt_watch: SaltWatch = field(default_factory=SaltWatch)
     grammars: Grammars = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ class Front:
                 code="invalid_value",
             )
         caller, visit = caller_of(request), visit_of(request)
+        if body.cache_salt is not None:
+            self.salt_watch.look(body.cache_salt, caller)
         return Ticket(
             f"{prefix}-{body.request_id or visit.name}",
             visit,

@@ -25,16 +25,17 @@ HEADER_SECONDS = 30.0  # from one answer, or the connection's beginning, to the 
 UNREAD_SECONDS = 60  # of not taking an answer that is there for it, after which a client counts as gone
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, kind: str = "") -> socket.socket:
     """A socket bound to ``host`` and ``port`` (0: any free one), not listening yet.
 
-    Raises `ConfigError` that says why it cannot be had.
+    Raises `ConfigError` that says why it cannot be had; ``kind`` is what the options' names begin with
+    ("admin-" for --admin-port).
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, type_, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise ConfigError(f"--host {host!r} is no address: {error.strerror}") from error
-    sock = socket.socket(family, kind, protocol)
+        raise ConfigError(f"--{kind}host {host!r} is no address: {error.strerror}") from error
+    sock = socket.socket(family, type_, protocol)
     # Connections of a server that just ended linger for a minute; they must not keep its successor out.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Both pass on to accepted connections: what nobody reads, and clients that vanished without a word.
@@ -44,7 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(host, port, error) from error
+        raise _cannot_listen(host, port, error, kind) from error
     return sock
 
 
@@ -164,12 +165,14 @@ class HttpServer(uvicorn.Server):
         await closing
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+def _cannot_listen(host: str, port: int, error: OSError, kind: str = "") -> ConfigError:
     match error.errno:
         case errno.EADDRINUSE:
-            why = "it is in use; stop what listens there or choose another --port (0 takes any free one)"
+            why = (
+                f"it is in use; stop what listens there or choose another --{kind}port (0 takes any free one)"
+            )
         case errno.EACCES:
-            why = "ports below 1024 are for the system's administrator; choose a higher --port"
+            why = f"ports below 1024 are for the system's administrator; choose a higher --{kind}port"
         case errno.EADDRNOTAVAIL:
             why = "this machine does not have that address; 127.0.0.1 is local, 0.0.0.0 is all of them"
         case _:

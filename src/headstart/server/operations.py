@@ -6,10 +6,13 @@ from importlib.metadata import version
 from typing import Any
 
 import prometheus_client
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headstart.errors import EngineDeadError
+from headstart.server.access import Access
+from headstart.server.caller import caller_of
 from headstart.server.front import Front
 from headstart.server.replies import Health, ModelCard, ModelList, RefusedReset, Reset, Version
 
@@ -60,9 +63,13 @@ def health_router(front: Front) -> APIRouter:
     return routes
 
 
-def operator_router(front: Front) -> APIRouter:
-    """What shows or changes the state that all requests share."""
-    routes = APIRouter(tags=["Operations"])
+def operator_router(front: Front, access: Access) -> APIRouter:
+    """What shows or changes the state that all requests share, for whom ``access`` takes for operators."""
+
+    async def operators_only(request: Request) -> None:
+        access.require_operator(caller_of(request), request.headers)
+
+    routes = APIRouter(dependencies=[Depends(operators_only)], tags=["Operations"])
 
     @routes.get(
         "/metrics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from headstart.config import SECRET_VARIABLES
 from headstart.errors import EngineError
 from headstart.lab.load.family import family, send
 
@@ -55,6 +57,8 @@ def running(command: Sequence[str]) -> Iterator[LocalProcess]:
                 text=True,
                 errors="replace",
                 start_new_session=True,
+                # Keys in our environment are for servers that others run; ours would ask us for them.
+                env={name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES},
             )
         except OSError as error:
             raise EngineError(f"{command[0]} cannot be run: {error.strerror}") from error
