@@ -226,9 +226,6 @@ BOTH: dict[str, list[Any]] = {  # what asks for something, then what asks for no
     "skip_special_tokens": [False, True],
 }
 CHAT_ONLY: dict[str, list[Any]] = {
-    "chat_template": ["{{ messages }}", None],
-    "documents": [[{"text": "a"}], []],
-    "echo": [True, False],
     "web_search_options": [{}, None],
     "mm_processor_kwargs": [{"a": 1}, {}],
 }

@@ -322,9 +322,7 @@ def test_special_tokens_that_begin_no_call_are_not_shown() -> None:
     assert said == Said("print(1)")
 
 
-@pytest.mark.parametrize(
-    "text", ["<tool_call>{" * 4000, '<tool_call>{"id": "' * 4000, "[TOOL_CALLS][{" * 4000]
-)
+@pytest.mark.parametrize("bit", ["<tool_call>{", '<tool_call>{"id": "', "[TOOL_CALLS][{"])
 @pytest.mark.parametrize("form", FORMAT_NAMES)
 def test_long_nonsense_is_read_once(form: str, bit: str) -> None:
     text = bit * 4000
