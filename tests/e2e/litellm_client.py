@@ -11,7 +11,7 @@ import sys
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
-import litellm  # noqa: E402 - it reads the environment as it is imported
+import litellm
 
 URL, MODEL = sys.argv[1:]
 litellm.telemetry = False
@@ -41,4 +41,4 @@ for chunk in litellm.completion(**common, stream=True, stream_options={"include_
     text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
     last = chunk
 told.append({"text": text, "usage": usage_of(last)})
-print(json.dumps(told))
+sys.stdout.write(json.dumps(told) + "\n")

@@ -1,4 +1,4 @@
-"""Every route × stream × hit or miss on a real server: usage that adds up, and errors that say what was wrong.
+"""Every route, streamed or not, hit or miss, on a real server: usage adds up, errors say what is wrong.
 
 A new route needs a row in `ROUTES`; `test_every_route_that_takes_a_body_has_a_row` asks for it.  Rows of
 routes that the server does not have are skipped.
@@ -7,7 +7,7 @@ routes that the server does not have are skipped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,7 @@ import httpx
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import Server, StartServer
+    from conftest import Server
 
 HANDBOOK = " ".join(f"Rule {number}: station {number} closes at noon." for number in range(12))
 Reply = Any
@@ -152,13 +150,6 @@ def _only_what_there_is(request: pytest.FixtureRequest, known: dict[str, Any]) -
     route = callspec.params.get("route") if callspec else None
     if route is not None and route.path not in known:
         pytest.skip(f"this server has no {route.path}")
-
-
-@pytest.fixture(scope="module")
-def strict_server(start_server: StartServer, tiny_llama_dir: Path) -> Iterator[Server]:
-    options = ("--served-model-name", "tiny", "--dtype", "float32", "--num-blocks", "64", "--strict")
-    with start_server(str(tiny_llama_dir), *options) as server:
-        yield server
 
 
 def test_every_route_that_takes_a_body_has_a_row(known: dict[str, Any]) -> None:
