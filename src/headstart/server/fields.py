@@ -105,7 +105,12 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 Integer = Annotated[int, Field(strict=True)]
 TokenIds = ListOf[Annotated[Integer, told(minimum=0)]]
 StopTokenIds = ListOf[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
-_StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
+_StopString = Annotated[
+    str,
+    Field(max_length=MAX_STOP_LENGTH),
+    AfterValidator(_is_text),
+    Field(json_schema_extra={"minLength": 1}),
+]
 
 Bits64 = Annotated[
     int | None,
