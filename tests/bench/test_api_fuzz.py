@@ -1,4 +1,4 @@
-"""A short form of the long run: schemathesis finds no 5xx, no hang and no server that is not itself after it."""
+"""A short form of the long run: schemathesis finds no 5xx, no hang, and a server that is itself after it."""
 
 from __future__ import annotations
 
