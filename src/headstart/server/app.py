@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
 from starlette.types import Lifespan
@@ -13,7 +14,7 @@ from starlette.types import Lifespan
 from headstart.cache import MissReport
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.server import access_log, chat, completions, errors, known_fields, operations, tokenize
+from headstart.server import access_log, chat, completions, docs, errors, known_fields, operations, tokenize
 from headstart.server.access import Access
 from headstart.server.body_limit import BodyLimit
 from headstart.server.door import Door
@@ -24,6 +25,11 @@ from headstart.server.tracing import Tracing
 from headstart.server.visit import VisitMiddleware, Visits
 from headstart.text import ChatTemplate, Tokenizer
 
+ABOUT = (
+    "OpenAI's API with prefix caching: every answer says in usage.prompt_tokens_details.cached_tokens how "
+    "much of its prompt was computed before. Fields that nobody knows are ignored and named in the header "
+    f"{known_fields.HEADER}."
+)
 MAX_BODY_BYTES = 16 * 2**20  # a million tokens as decimal ids fit twice
 
 
@@ -101,9 +107,12 @@ def _empty_app(
 ) -> FastAPI:
     app = FastAPI(
         title="headstart",
-        description="OpenAI-compatible, with prefix caching.",
+        version=version("headstart"),
+        description=ABOUT,
         responses=errors.RESPONSES,
         dependencies=[Depends(known_fields.watch(strict=strict))],
+        docs_url=None,
+        redoc_url=None,
         lifespan=lifespan,
     )
     # The last one added is the first to be asked.
@@ -113,4 +122,5 @@ def _empty_app(
     app.add_middleware(Door, access=access)
     app.add_middleware(VisitMiddleware, visits=visits)
     errors.install(app)
+    app.include_router(docs.router())
     return app
