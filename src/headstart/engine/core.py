@@ -93,6 +93,7 @@ class EngineCore:
                     prompt.tokens,
                     namespace=namespace,
                     skip_reading=skip_reading,
+                    skip_writing=terms.skip_writing,
                     retention_priority=terms.retention_priority,
                 ),
                 params=of_choice(params, number),
@@ -100,6 +101,7 @@ class EngineCore:
                 max_tokens=max_tokens,
                 arrival_time=now,
                 priority=priority,
+                retention=terms.retention,
             )
             for number, name in enumerate(choice_ids(request_id, params.num_choices))
         )
