@@ -417,6 +417,23 @@ class CacheMachine(RuleBasedStateMachine):
             if not keep:
                 self.release(request.request_id)
 
+    @precondition(lambda self: not self.open)
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
+        namespace=NAMESPACES,
+        skip_writing=st.booleans(),
+        keep=st.sampled_from([False, False, True]),
+    )
+    def serve(self, tokens: list[int], namespace: Namespace, skip_writing: bool, keep: bool) -> None:
+        """A whole life in one go."""
+        self.counter += 1
+        request = CacheRequest(f"r{self.counter}", tokens, namespace=namespace, skip_writing=skip_writing)
+        self.let_in(request, len(tokens), blind=1, keep_copy=True, counts=True)
+        if self.open:
+            self.commit()
+            if not keep:
+                self.release(request.request_id)
+
     @precondition(lambda self: self.parted)
     @rule(data=st.data(), chunk=st.integers(1, 14), blind=st.integers(0, 9), keep_copy=st.booleans())
     def readmit(self, data: st.DataObject, chunk: int, blind: int, keep_copy: bool) -> None:

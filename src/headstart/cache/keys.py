@@ -67,8 +67,8 @@ class CacheRequest:
     ``media`` are its spans in order; ``prompt_embeds`` stand for its first tokens.
     ``skip_reading`` is for requests that want the logits of their prompt: nothing that others computed is
     a hit for them, but what they compute can be found.  They are left out of the statistics.
-    ``skip_writing`` is for requests that leave nothing behind: what they compute is never found, by themselves
-    neither when they come back after a preemption.
+    ``skip_writing`` is for requests that leave nothing behind: what they compute is never found, not by
+    themselves either when they come back after a preemption.
     ``num_prompt_tokens`` says how many of the tokens are the prompt (None: all), ``retention_priority`` how
     long to keep what the request uses: 0 to 100, the higher the longer.
     Raises ``RequestError`` for what is not a list of int32, for numbers out of range, and for spans or
@@ -140,8 +140,8 @@ class CacheRequest:
     def num_readable(self) -> int:
         """The most tokens that may be a hit: the last must be computed, for its logits.
 
-        With ``skip_reading`` those only that were computed for this very request, before it was preempted, and
-        none if it skips writing, too: then whatever is found is others'.
+        With ``skip_reading`` those only that were computed for this very request, before it was preempted,
+        and none if it skips writing, too: then whatever is found is others'.
         """
         if not self.skip_reading:
             return self.num_tokens - 1

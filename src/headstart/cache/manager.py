@@ -23,7 +23,6 @@ from headstart.cache.whatif import WhatIf
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
-
 MOST_RETAINED = 1024
 """Prefixes retained at a time: each is looked at whenever the last pinned block of a run has to go."""
 

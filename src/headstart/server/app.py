@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from headstart.cache import MissReport
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.server import chat, completions, errors, operations, request_log
+from headstart.server import chat, completions, errors, explain, operations, request_log, warm
 from headstart.server.body_limit import BodyLimit
 from headstart.server.front import Front
 from headstart.server.metrics import Metrics
@@ -34,6 +34,7 @@ def build_app(
     def explained(report: MissReport) -> None:
         metrics.explained(report)
         request_log.write(report)
+        front.explanations.told(report)
 
     client.on_explained(explained)
     app = FastAPI(
@@ -43,6 +44,8 @@ def build_app(
     errors.install(app)
     app.include_router(chat.router(front))
     app.include_router(completions.router(front))
+    app.include_router(warm.router(front))
+    app.include_router(explain.router(front))
     app.include_router(operations.models_router(front))
     app.include_router(operations.health_router(front))
     app.include_router(operations.operator_router(front))

@@ -40,7 +40,7 @@ def router(front: Front) -> APIRouter:
         """Answer a conversation, whole or (``stream``) as it is generated."""
         ticket = front.admit(body, caller_of(request), "chatcmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
-        started = await answer(front, _conversation(body), params, ticket)
+        started = await answer(front, conversation_of(body), params, ticket)
         if body.stream:
             return EventStream(_chunks(front, ticket, started, include_usage=body.include_usage))
         whole = _whole(front, ticket, started, body.prompt_logprobs)
@@ -49,7 +49,8 @@ def router(front: Front) -> APIRouter:
     return routes
 
 
-def _conversation(body: ChatRequest) -> Conversation:
+def conversation_of(body: ChatRequest) -> Conversation:
+    """What the body asks the model to continue."""
     return Conversation(
         messages=[_as_the_template_sees_it(message) for message in body.messages],
         add_generation_prompt=body.add_generation_prompt is not False,

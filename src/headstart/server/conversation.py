@@ -53,15 +53,18 @@ async def answer(front: Front, conversation: Conversation, params: SamplingParam
 
     Raises `RequestError` for what cannot be rendered, is too long or can never be served.
     """
-    text = await asyncio.to_thread(_render, front, conversation)  # the model's template may take its time
+    text = await asyncio.to_thread(render, front, conversation)  # the model's template may take its time
     # Templates write a model's special tokens themselves.
     special, origin = conversation.add_special_tokens, conversation.origin
     prompt = await front.encode(text, add_special_tokens=special, field=origin)
     return Answer(front.generate(prompt, params, ticket, prompt_field=origin))
 
 
-def _render(front: Front, conversation: Conversation) -> str:
-    """The conversation as the text that the model was trained on."""
+def render(front: Front, conversation: Conversation) -> str:
+    """The conversation as the text that the model was trained on.
+
+    Raises `RequestError` if there is no template, or if it cannot take it.
+    """
     if front.template is None:
         raise RequestError(
             f"the model {front.model!r} has no chat template; send a prompt to /v1/completions instead",

@@ -16,7 +16,9 @@ from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
 from headstart.server.caller import Caller
 from headstart.server.choice import Echo
+from headstart.server.explanations import Explanations
 from headstart.server.generation import Generation
+from headstart.server.hints import terms_of
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest
 from headstart.text import ChatTemplate, Tokenizer
@@ -48,6 +50,7 @@ class Front:
     metrics: Metrics
     model: str
     config: ServerConfig = PLAIN_SERVER
+    explanations: Explanations = field(default_factory=Explanations)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
@@ -67,7 +70,7 @@ class Front:
             f"{prefix}-{uuid.uuid4().hex}",
             self.metrics.clock(),
             caller,
-            CacheTerms(salt=caller.salt(body.cache_salt)),
+            terms_of(body, caller.salt(body.cache_salt)),
             body.priority or 0,
         )
 
@@ -134,6 +137,7 @@ class Front:
             if error.param == "prompt":
                 error.param = prompt_field
             raise
+        self.explanations.expect(ticket.caller.tenant, ticket.id, number)
         return Generation(
             outputs,
             self.client.abort,

@@ -19,7 +19,6 @@ from headstart.errors import RequestError
 from headstart.server.fields import (
     AT_LEAST_ONE,
     Bits64,
-    CacheSalt,
     Count,
     Flag,
     Limit,
@@ -39,6 +38,7 @@ from headstart.server.fields import (
     must_be,
     not_yet,
 )
+from headstart.server.hints import CacheHints
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # of all prompts together, before the best are sought
@@ -62,7 +62,7 @@ _SAMPLING = (
 )
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(CacheHints):
     """What a chat and a completion ask for alike."""
 
     model: String = None
@@ -79,7 +79,6 @@ class GenerationRequest(BaseModel):
     include_stop_str_in_output: Flag = None
     stream: Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
-    cache_salt: CacheSalt = None
     priority: Bits64 = None
     user: String = None
 
