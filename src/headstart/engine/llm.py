@@ -327,7 +327,7 @@ def _about_prompt(index: int) -> Iterator[None]:
         raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
 
 
-def _retention(seconds: float | None) -> Retention | None:
+def _retention(seconds: Any) -> Retention | None:
     if seconds is None:
         return None
     if not (isinstance(seconds, int | float) and isfinite(seconds) and seconds > 0):

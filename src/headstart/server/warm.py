@@ -6,8 +6,7 @@ import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,8 +23,6 @@ from headstart.server.protocol import MAX_MESSAGES, ChatRequest, Message
 from headstart.server.stable import stable_text_tokens, stable_tokens
 from headstart.server.streaming import json_response, until_disconnect
 
-_ONE_OF_BOTH = "give messages, as for a chat, or prompt, as for a completion: one of them, and not empty"
-
 
 class WarmRequest(ChatRequest):
     """A chat's body, of which only what makes the prompt counts; or ``prompt``, a text or token ids.
@@ -39,12 +36,6 @@ class WarmRequest(ChatRequest):
     ttl_seconds: Annotated[
         float | None, Field(strict=True, gt=0, le=LONGEST_S), must_be("a number above 0 and at most 86400")
     ] = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> WarmRequest:
-        if bool(self.messages) == bool(self.prompt):
-            raise PydanticCustomError("one_of_both", _ONE_OF_BOTH)
-        return self
 
     @property
     def retention_s(self) -> float:
@@ -80,6 +71,12 @@ def router(front: Front) -> APIRouter:
     @routes.post("/v1/cache/warm", response_model=WarmReply)
     async def warm(body: WarmRequest, request: Request) -> Response:
         """Compute what every continuation of a prompt begins with, and keep it.  Generates nothing."""
+        if bool(body.messages) == bool(body.prompt):
+            raise RequestError(
+                "give messages, as for a chat, or prompt, as for a completion: one of them, and not empty",
+                param="prompt" if body.messages else "messages",
+                code="invalid_value",
+            )
         if body.skip_writing_prefix_cache:
             raise RequestError(
                 "skip_writing_prefix_cache leaves nothing to be found: leave it out to warm the cache",
