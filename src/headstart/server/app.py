@@ -14,7 +14,18 @@ from starlette.types import Lifespan
 from headstart.cache import MissReport
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.server import access_log, chat, completions, docs, errors, known_fields, operations, tokenize
+from headstart.server import (
+    access_log,
+    chat,
+    completions,
+    docs,
+    errors,
+    explain,
+    known_fields,
+    operations,
+    tokenize,
+    warm,
+)
 from headstart.server.access import Access
 from headstart.server.body_limit import BodyLimit
 from headstart.server.door import Door
@@ -74,6 +85,7 @@ def build_apps(
     def explained(report: MissReport) -> None:
         metrics.explained(report)
         visits.explained(report)
+        front.explanations.told(report)
 
     client.on_explained(explained)
 
@@ -89,6 +101,8 @@ def build_apps(
     app.include_router(chat.router(front))
     app.include_router(completions.router(front))
     app.include_router(tokenize.router(front))
+    app.include_router(warm.router(front))
+    app.include_router(explain.router(front))
     app.include_router(operations.models_router(front))
     app.include_router(operations.health_router(front))
     if not config.has_admin_port:

@@ -16,7 +16,9 @@ from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
 from headstart.server.caller import Caller, caller_of
 from headstart.server.choice import PLAINLY, Echo, Telling
+from headstart.server.explanations import Explanations
 from headstart.server.generation import Generation
+from headstart.server.hints import terms_of
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import GenerationRequest, Truncation
 from headstart.server.salt_watch import SaltWatch
@@ -58,6 +60,7 @@ class Front:
     visits: Visits
     config: ServerConfig = PLAIN_SERVER
     request_templates: RequestTemplates = field(default_factory=RequestTemplates)
+    explanations: Explanations = field(default_factory=Explanations)
     created: int = field(default_factory=lambda: int(time.time()))
     salt_watch: SaltWatch = field(default_factory=SaltWatch)
     grammars: Grammars = field(init=False)
@@ -96,7 +99,7 @@ class Front:
             visit,
             self.metrics.clock(),
             caller,
-            CacheTerms(salt=caller.salt(body.cache_salt)),
+            terms_of(body, caller.salt(body.cache_salt)),
             body.priority or 0,
             body.telling,
             truncation,
@@ -184,6 +187,7 @@ class Front:
             if error.param == "prompt":
                 error.param = prompt_field
             raise
+        self.explanations.expect(ticket.caller.tenant, ticket.id, number)
         generation = Generation(
             outputs,
             self.client.abort,

@@ -47,6 +47,7 @@ class Generation:
         self.num_cached_tokens = 0
         self.first_token_at: float | None = None
         """When it came, in the seconds of ``metrics.clock``."""
+        self.num_retained_tokens = 0
         self._outputs = outputs
         self._abort = abort
         self._tokenizer = tokenizer
@@ -106,6 +107,7 @@ class Generation:
                     self.num_cached_tokens = output.num_cached_tokens
                     if self.first_token_at is None and (output.token_ids or output.finish_reason == "length"):
                         self.first_token_at = self._clock()
+                    self.num_retained_tokens = output.num_retained_tokens
                     if choice.ended and output.finish_reason is None:
                         self._abort(output.request_id)
                     for piece in pieces:

@@ -20,7 +20,6 @@ from headstart.server.courtesy import CourtesyFields
 from headstart.server.fields import (
     AT_LEAST_ONE,
     Bits64,
-    CacheSalt,
     Count,
     Flag,
     Limit,
@@ -45,6 +44,7 @@ from headstart.server.fields import (
     not_yet,
     told,
 )
+from headstart.server.hints import CacheHints
 from headstart.server.structured import Choices, ResponseFormat, Schema, StructuredFields, structure_of
 from headstart.server.tool_fields import Calls, Choice, FunctionChoice, Functions, OneCalled, Tools
 
@@ -83,7 +83,7 @@ _SAMPLING = (
 )
 
 
-class GenerationRequest(CourtesyFields):
+class GenerationRequest(CourtesyFields, CacheHints):
     """What a chat and a completion ask for alike."""
 
     model: String = None
@@ -100,7 +100,6 @@ class GenerationRequest(CourtesyFields):
     include_stop_str_in_output: Flag = None
     stream: Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
-    cache_salt: CacheSalt = None
     priority: Bits64 = None
     request_id: RequestId = None
 
