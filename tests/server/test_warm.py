@@ -140,3 +140,12 @@ def test_another_model_is_not_warmed_here(client: TestClient) -> None:
 def test_its_request_can_be_explained(client: TestClient) -> None:
     name = warm(client, prompt="hello")["id"]
     assert client.post("/v1/cache/explain", json={"request_id": name}).json()["status"] == "pending"
+
+
+def test_a_full_server_refuses_it_like_all_others(client: TestClient, engine: Any) -> None:
+    engine.full = True
+    response = client.post(URL, json={"prompt": "hello"})
+    assert response.status_code == 429
+    assert response.headers["retry-after"]
+    assert engine.asked_for == [1]
+    assert engine.submitted == []
