@@ -10,7 +10,8 @@ from headstart.errors import RequestError
 from headstart.text import ChatTemplate, IncrementalDecoder, RequestTemplates, TextStream
 
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TRIMMING = CHATML.replace("message.content }}", "message.content | trim }}")

@@ -104,6 +104,9 @@ LogitBias = Annotated[
 Number = Annotated[float | None, Field(strict=True), must_be("a number")]
 Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
 String = Annotated[str | None, must_be("a string")]
+Text = Annotated[
+    Annotated[str, AfterValidator(_is_text)] | None, must_be("a string, all of it valid Unicode")
+]
 Stop = Annotated[
     _StopString | Annotated[ListOf[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
     must_be(
