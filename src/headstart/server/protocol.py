@@ -33,7 +33,9 @@ from headstart.server.fields import (
     NotYetTrue,
     Number,
     NumLogprobs,
+    Penalty,
     RequestId,
+    Share,
     Stop,
     StopTokenIds,
     String,
@@ -42,6 +44,7 @@ from headstart.server.fields import (
     TruncatePromptTokens,
     must_be,
     not_yet,
+    told,
 )
 from headstart.server.structured import Choices, ResponseFormat, Schema, StructuredFields, structure_of
 from headstart.server.tool_fields import Calls, Choice, FunctionChoice, Functions, OneCalled, Tools
@@ -86,8 +89,8 @@ class GenerationRequest(CourtesyFields):
 
     model: String = None
     max_tokens: MaxTokens = None
-    temperature: Number = None
-    top_p: Number = None
+    temperature: Annotated[Number, told(minimum=0, maximum=100)] = None
+    top_p: Annotated[Number, told(exclusiveMinimum=0, maximum=1)] = None
     top_k: Count = None
     seed: Bits64 = None
     stop: Stop = None
@@ -102,10 +105,10 @@ class GenerationRequest(CourtesyFields):
     priority: Bits64 = None
     request_id: RequestId = None
 
-    min_p: Number = None
-    presence_penalty: Number = None
-    frequency_penalty: Number = None
-    repetition_penalty: Number = None
+    min_p: Share = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    repetition_penalty: Annotated[Number, told(minimum=0.01, maximum=100)] = None
     logit_bias: LogitBias = None
     min_tokens: Natural = None
     prompt_logprobs: NumLogprobs = None
@@ -309,6 +312,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[
         str | TokenIds | ListOf[str] | ListOf[TokenIds],
         must_be("a text, a list of token ids, a list of texts or a list of lists of token ids"),
+        told(minLength=1, minItems=1),
     ]
 
     logprobs: Annotated[int | None, Field(strict=True, ge=0, le=5), must_be("an integer between 0 and 5")] = (
