@@ -128,12 +128,19 @@ def fuzz(
 
 
 def _tell_of_this_server(document: dict[str, Any]) -> None:
-    """What no document can know: the model's name and tokens, and that priorities do not count here."""
+    """What the document cannot know: the model's name, tokens and kinds of content, and that priorities do not
+    count here.
+    """
+    text = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+    text |= {"required": ["type", "text"], "additionalProperties": False}
     for schema in document["components"]["schemas"].values():
         fields = schema.get("properties", {})
         for name, values in (("model", ["tiny"]), ("priority", [0, None])):
             if name in fields:
                 fields[name] = {"enum": values}
+        for part in _parts(fields.get("content", {})):
+            if part.get("type") == "array":
+                part["items"] = text
         for name in ("tokens", "prompt"):
             for part in _parts(fields.get(name, {})):
                 if part.get("type") == "integer":

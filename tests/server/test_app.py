@@ -68,7 +68,7 @@ def test_openapi_says_what_is_sent_and_answered(client: TestClient) -> None:
     assert set(chat["responses"]) == {"200", "4XX", "5XX"}
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}", "/health", "/metrics",
-        "/reset_prefix_cache", "/v1/cache/warm", "/v1/cache/explain",
+        "/reset_prefix_cache", "/v1/cache/warm", "/v1/cache/explain", "/version", "/ping", "/tokenize", "/detokenize",
     }  # fmt: skip
 
 

@@ -13,7 +13,11 @@ from starlette.testclient import TestClient
 
 from headstart.config import ServerConfig
 from headstart.server.app import build_app
+from headstart.server.choice import PLAINLY, Piece
+from headstart.server.expected_calls import ExpectedCalls
 from headstart.text import ChatTemplate
+from headstart.text.tool_calls import Tool
+from headstart.text.tool_calls.mistral import Mistral
 
 URL = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "Weather?"}]
@@ -365,3 +369,14 @@ def test_mistrals_ids_have_nine_letters_and_digits(engine: Any) -> None:
         (call,) = choice_of(client)["message"]["tool_calls"]
     assert len(call["id"]) == 9
     assert call["id"].isalnum()
+
+
+def test_a_marker_that_is_a_special_token_is_seen_and_not_shown() -> None:
+    named = Mistral()
+    expected = ExpectedCalls(named, [Tool("now")], {"[TOOL_CALLS]": 7})
+    assert expected.telling(PLAINLY).visible == {7}
+    grammar = named.grammar([Tool("now")], expected._spell, several=False)
+    assert grammar.startswith('start: <[7]> "[" call "]"')
+    assert expected.reader().take(Piece(0, "[TOOL_CALLS] no", "stop")).text == " no"
+    shown = ExpectedCalls(named, [Tool("now")], {"[TOOL_CALLS]": 7}, hides_markers=False).reader()
+    assert shown.take(Piece(0, "[TOOL_CALLS] no", "stop")).text == "[TOOL_CALLS] no"

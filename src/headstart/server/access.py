@@ -10,7 +10,7 @@ from headstart.server.caller import ANYONE, Caller
 from headstart.server.key_ring import KeyRing
 from headstart.server.tenants import Tenants, load_secret
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/openapi.json", "/docs", "/redoc"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/openapi.json", "/docs"})
 """What anybody may ask: it shows nothing of anybody's.  Everything else is behind the keys."""
 METRICS_PATH = "/metrics"
 

@@ -13,37 +13,51 @@ MOST_PROMPTS = 4096
 
 @dataclass(slots=True)
 class Explained:
-    """A request's prompts by number, each with what may be told to its sender; None: not reported (yet)."""
+    """A request's prompts by number, each with what may be told to its sender; None: not reported (yet).
 
-    tenant: str | None
+    ``engine_ids`` are what the engine calls them.
+    """
+
     prompts: dict[int, MissReport | None] = field(default_factory=dict)
+    engine_ids: dict[int, str] = field(default_factory=dict)
 
 
 class Explanations:
-    """What became of the last prompts, by request: kept by the front, so no death of an engine loses it."""
+    """What became of the last prompts, by request: kept by the front, so no death of an engine loses it.
+
+    Clients may name requests, so two of them may have one name: then the later one of a tenant counts, and
+    that of another tenant is another's.
+    """
 
     def __init__(self, most: int = MOST_PROMPTS) -> None:
         self.most = most
-        self._requests: OrderedDict[str, Explained] = OrderedDict()
-        self._num_prompts = 0
+        self._requests: OrderedDict[tuple[str | None, str], Explained] = OrderedDict()
+        self._prompts: dict[str, tuple[Explained, int]] = {}  # by what the engine calls them
 
-    def expect(self, tenant: str | None, request_id: str, number: int) -> None:
-        """Prompt ``number`` of a request of ``tenant`` was given to the engine."""
-        request = self._requests.setdefault(request_id, Explained(tenant))
-        if number not in request.prompts:
-            request.prompts[number] = None
-            self._num_prompts += 1
-        while self._num_prompts > self.most and len(self._requests) > 1:
-            self._num_prompts -= len(self._requests.popitem(last=False)[1].prompts)
+    def expect(self, tenant: str | None, request_id: str, number: int, engine_id: str) -> None:
+        """Prompt ``number`` of a request of ``tenant`` was given to the engine, which calls it ``engine_id``."""
+        key = (tenant, request_id)
+        if number == 0:
+            self._forget(key)
+        request = self._requests.setdefault(key, Explained())
+        request.prompts[number] = None
+        request.engine_ids[number] = engine_id
+        self._prompts[engine_id] = (request, number)
+        while len(self._prompts) > self.most and len(self._requests) > 1:
+            self._forget(next(iter(self._requests)))
 
     def told(self, report: MissReport) -> None:
-        """The engine's report on a prompt, which it calls by its request, number and perhaps choice."""
-        request_id, _, number = report.request_id.partition("#")[0].rpartition("-")
-        request = self._requests.get(request_id)
-        if request is not None and number.isdecimal() and int(number) in request.prompts:
-            request.prompts[int(number)] = report.for_client()
+        """The engine's report on a prompt, all its choices included."""
+        found = self._prompts.get(report.request_id)
+        if found is not None:
+            request, number = found
+            request.prompts[number] = report.for_client()
 
     def find(self, tenant: str | None, request_id: str) -> Explained | None:
         """The request, if it was this tenant's and is not forgotten."""
-        request = self._requests.get(request_id)
-        return request if request is not None and request.tenant == tenant else None
+        return self._requests.get((tenant, request_id))
+
+    def _forget(self, key: tuple[str | None, str]) -> None:
+        request = self._requests.pop(key, None)
+        for engine_id in () if request is None else request.engine_ids.values():
+            del self._prompts[engine_id]

@@ -150,6 +150,9 @@ Share = Annotated[Number, told(minimum=0, maximum=1)]
 Penalty = Annotated[Number, told(minimum=-2, maximum=2)]
 Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
 String = Annotated[str | None, must_be("a string")]
+Text = Annotated[
+    Annotated[str, AfterValidator(_is_text)] | None, must_be("a string, all of it valid Unicode")
+]
 Stop = Annotated[
     _StopString | Annotated[ListOf[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
     must_be(

@@ -34,10 +34,12 @@ LONG_TEXT = 4096
 class Ticket:
     """An admitted request: its id on the wire, when it came, from whom, and what of the cache it shares.
 
+    ``engine_id`` is what the engine calls it: ours alone, while ``id`` may be the client's, and come twice.
     ``telling`` is how its answers are told, ``truncation`` how much of its prompts is kept.
     """
 
     id: str
+    engine_id: str
     visit: Visit
     arrived: float
     caller: Caller
@@ -96,6 +98,7 @@ class Front:
             self.salt_watch.look(body.cache_salt, caller)
         return Ticket(
             f"{prefix}-{body.request_id or visit.name}",
+            f"{prefix}-{visit.name}",
             visit,
             self.metrics.clock(),
             caller,
@@ -174,7 +177,7 @@ class Front:
         ``prompt_field``, which is what the client calls it.
         """
         prompt = self.truncated(prompt, params, ticket)
-        request_id = f"{ticket.id}-{number}"
+        request_id = f"{ticket.engine_id}-{number}"
         try:
             outputs = self.client.generate(
                 prompt,
@@ -187,7 +190,7 @@ class Front:
             if error.param == "prompt":
                 error.param = prompt_field
             raise
-        self.explanations.expect(ticket.caller.tenant, ticket.id, number)
+        self.explanations.expect(ticket.caller.tenant, ticket.id, number, request_id)
         generation = Generation(
             outputs,
             self.client.abort,

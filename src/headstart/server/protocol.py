@@ -38,6 +38,7 @@ from headstart.server.fields import (
     Stop,
     StopTokenIds,
     String,
+    Text,
     TokenIds,
     TruncatePromptTokens,
     must_be,
@@ -250,13 +251,13 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: Flag = None
     continue_final_message: Flag = None
     echo: Flag = None
-    chat_template: String = None
+    chat_template: Text = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
     documents: Annotated[
         Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None,
         must_be(f"a list of at most {MAX_DOCUMENTS} objects"),
     ] = None
-    reasoning_effort: String = None
+    reasoning_effort: Text = None
 
     logprobs: Flag = None
     top_logprobs: NumLogprobs = None
