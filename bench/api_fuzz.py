@@ -128,9 +128,7 @@ def fuzz(
 
 
 def _tell_of_this_server(document: dict[str, Any]) -> None:
-    """What the document cannot know: the model's name, tokens and kinds of content, and that priorities do not
-    count here.
-    """
+    """What no document can know: the model's name and tokens, that it has no priorities, and reads text."""
     text = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
     text |= {"required": ["type", "text"], "additionalProperties": False}
     for schema in document["components"]["schemas"].values():

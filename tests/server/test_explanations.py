@@ -11,8 +11,8 @@ def report(name: str, **tokens: int) -> MissReport:
 
 def test_prompts_are_found_by_request_and_number() -> None:
     known = Explanations()
-    known.expect(None, "cmpl-a", 0)
-    known.expect(None, "cmpl-a", 1)
+    known.expect(None, "cmpl-a", 0, "cmpl-a-0")
+    known.expect(None, "cmpl-a", 1, "cmpl-a-1")
     known.told(report("cmpl-a-1", cold=3))
     known.told(report("cmpl-a-0#2", cold=5))  # the first choices left, and a later one told for all
     found = known.find(None, "cmpl-a")
@@ -22,15 +22,38 @@ def test_prompts_are_found_by_request_and_number() -> None:
 
 def test_each_tenant_finds_its_own_alone() -> None:
     known = Explanations()
-    known.expect("tom", "a", 0)
-    known.expect(None, "b", 0)
+    known.expect("tom", "a", 0, "a-0")
+    known.expect(None, "b", 0, "b-0")
     assert known.find("tom", "a") is not None
     assert known.find("eve", "a") is known.find(None, "a") is known.find("tom", "b") is None
 
 
+def test_one_name_of_two_tenants_is_two_requests() -> None:
+    known = Explanations()
+    known.expect("tom", "a", 0, "x-0")
+    known.expect("eve", "a", 0, "y-0")
+    known.told(report("x-0", cold=1))
+    (tom, eve) = (known.find(who, "a") for who in ("tom", "eve"))
+    assert tom is not None
+    assert eve is not None
+    assert (tom.prompts, eve.prompts) == ({0: report("x-0", cold=1)}, {0: None})
+
+
+def test_of_two_requests_of_one_name_the_later_counts() -> None:
+    known = Explanations()
+    known.expect(None, "a", 0, "x-0")
+    known.expect(None, "a", 1, "x-1")
+    known.expect(None, "a", 0, "y-0")
+    known.told(report("x-0", cold=1))
+    known.told(report("y-0", cold=2))
+    found = known.find(None, "a")
+    assert found is not None
+    assert found.prompts == {0: report("y-0", cold=2)}
+
+
 def test_what_others_hold_is_not_even_kept() -> None:
     known = Explanations()
-    known.expect("tom", "a", 0)
+    known.expect("tom", "a", 0, "a-0")
     known.told(report("a-0", isolated=7, cold=1))
     found = known.find("tom", "a")
     assert found is not None
@@ -39,7 +62,7 @@ def test_what_others_hold_is_not_even_kept() -> None:
 
 def test_reports_that_nobody_expects_are_dropped() -> None:
     known = Explanations()
-    known.expect(None, "a", 0)
+    known.expect(None, "a", 0, "a-0")
     for name in ("b-0", "a-1", "a-x", "a", "", "#", "a-0-0"):
         known.told(report(name, cold=1))
     found = known.find(None, "a")
@@ -50,11 +73,11 @@ def test_reports_that_nobody_expects_are_dropped() -> None:
 def test_the_oldest_requests_go_first_and_prompts_are_what_counts() -> None:
     known = Explanations(most=4)
     for number in range(3):
-        known.expect(None, "many", number)
-    known.expect(None, "b", 0)
+        known.expect(None, "many", number, f"many-{number}")
+    known.expect(None, "b", 0, "b-0")
     assert known.find(None, "many") is not None
-    known.expect(None, "c", 0)
+    known.expect(None, "c", 0, "c-0")
     assert known.find(None, "many") is None
     for number in range(9):  # a single request is never cut in pieces
-        known.expect(None, "huge", number)
+        known.expect(None, "huge", number, f"huge-{number}")
     assert [known.find(None, name) is not None for name in ("b", "c", "huge")] == [False, False, True]

@@ -10,10 +10,12 @@ import pytest
 
 from headstart.errors import RequestError
 from headstart.model.source import ModelFiles
+from headstart.server.caller import ANYONE
 from headstart.server.conversation import Conversation, render
 from headstart.server.front import Front
 from headstart.server.metrics import Metrics
 from headstart.server.stable import stable_text_tokens, stable_tokens
+from headstart.server.visit import Visits
 from headstart.text import ChatTemplate, Tokenizer
 
 SYSTEM = {"role": "system", "content": "You answer in one word, and never more than that"}
@@ -33,11 +35,12 @@ COUNTS = "{{ messages | length }} messages" + FORGETS
 
 
 def front_of(engine: Any, template: ChatTemplate | None, tokenizer: Tokenizer | None = None) -> Front:
-    return Front(engine, tokenizer or engine.tokenizer, template, Metrics(engine, "m"), "m")
+    visits = Visits((), explained=False)
+    return Front(engine, tokenizer or engine.tokenizer, template, Metrics(engine, "m"), "m", visits)
 
 
 def stable(front: Front, *messages: dict[str, str], **options: Any) -> list[int]:
-    return asyncio.run(stable_tokens(front, Conversation(messages=list(messages), **options)))
+    return asyncio.run(stable_tokens(front, Conversation(messages=list(messages), **options), ANYONE))
 
 
 def tokens(front: Front, *messages: dict[str, str], opens: bool = True) -> list[int]:

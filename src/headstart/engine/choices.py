@@ -17,6 +17,11 @@ def choice_ids(request_id: str, count: int) -> list[str]:
     return [request_id, *(f"{request_id}#{number}" for number in range(1, count))]
 
 
+def leader_of(request_id: str) -> str:
+    """The id of the request that the choice of this id belongs to."""
+    return request_id.partition("#")[0]
+
+
 def of_choice(params: SamplingParams, number: int) -> SamplingParams:
     """The parameters of one choice alone; where there is a seed, one that follows from it and the number."""
     seed = params.seed

@@ -108,9 +108,9 @@ class ExplainReply(BaseModel):
 
 def router(front: Front) -> APIRouter:
     """The route of ``front``."""
-    routes = APIRouter(dependencies=[Depends(require_json)])
+    routes = APIRouter(dependencies=[Depends(require_json)], tags=["Cache"])
 
-    @routes.post("/v1/cache/explain", response_model=ExplainReply)
+    @routes.post("/v1/cache/explain", response_model=ExplainReply, summary="Why a request missed")
     async def explain(body: ExplainRequest, request: Request) -> Response:
         """Why the prompts of one of your requests missed."""
         found = front.explanations.find(caller_of(request).tenant, body.request_id)

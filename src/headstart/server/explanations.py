@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from headstart.cache import MissReport
+from headstart.engine.choices import leader_of
 
 MOST_PROMPTS = 4096
 """So many prompts are remembered, of all requests together; the oldest request goes first."""
@@ -35,7 +36,7 @@ class Explanations:
         self._prompts: dict[str, tuple[Explained, int]] = {}  # by what the engine calls them
 
     def expect(self, tenant: str | None, request_id: str, number: int, engine_id: str) -> None:
-        """Prompt ``number`` of a request of ``tenant`` was given to the engine, which calls it ``engine_id``."""
+        """Prompt ``number`` of a request of ``tenant`` was given to the engine, as ``engine_id``."""
         key = (tenant, request_id)
         if number == 0:
             self._forget(key)
@@ -47,8 +48,8 @@ class Explanations:
             self._forget(next(iter(self._requests)))
 
     def told(self, report: MissReport) -> None:
-        """The engine's report on a prompt, all its choices included."""
-        found = self._prompts.get(report.request_id)
+        """The engine's report on a prompt, which it calls by one of its choices: the others may have left."""
+        found = self._prompts.get(leader_of(report.request_id))
         if found is not None:
             request, number = found
             request.prompts[number] = report.for_client()

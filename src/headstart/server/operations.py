@@ -46,9 +46,9 @@ def health_router(front: Front) -> APIRouter:
     """What a load balancer asks, and whoever wants to know what this is: it shows nothing of anybody's."""
     routes = APIRouter(tags=["Operations"])
 
+    @routes.post("/ping", summary="The same as /health")
+    @routes.get("/ping", summary="The same as /health")
     @routes.get("/health", summary="Whether an engine serves")
-    @routes.get("/ping", summary="The same, as SageMaker asks")
-    @routes.post("/ping", summary="The same, as SageMaker asks")
     async def health() -> Health:
         """200 while an engine serves, else 503 with the reason."""
         if (why := front.client.why_unhealthy) is not None:

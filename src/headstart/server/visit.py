@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.cache import MissReport
+from headstart.engine.choices import leader_of
 from headstart.engine.request import FinishReason
 from headstart.server.generation import Generation
 
@@ -126,9 +127,10 @@ class Visits:
 
     def explained(self, report: MissReport) -> None:
         """Why a prompt missed."""
-        visit = self._by_request.get(report.request_id)
+        name = leader_of(report.request_id)
+        visit = self._by_request.get(name)
         if visit is not None:
-            visit.reports[report.request_id] = report
+            visit.reports[name] = report
             if visit in self._waiting and not visit.owes_reports:
                 self._close(visit)
 
@@ -149,8 +151,7 @@ class Visits:
     def _close(self, visit: Visit) -> None:
         del self._waiting[visit]
         for generation in visit.generations:
-            if self._by_request.get(generation.request_id) is visit:  # ids of clients may come twice
-                del self._by_request[generation.request_id]
+            del self._by_request[generation.request_id]
         record = visit.record()
         for observer in self._observers:
             observer(record)

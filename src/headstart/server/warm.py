@@ -65,9 +65,9 @@ class WarmReply(BaseModel):
 
 def router(front: Front) -> APIRouter:
     """The route of ``front``."""
-    routes = APIRouter(dependencies=[Depends(require_json)])
+    routes = APIRouter(dependencies=[Depends(require_json)], tags=["Cache"])
 
-    @routes.post("/v1/cache/warm", response_model=WarmReply)
+    @routes.post("/v1/cache/warm", response_model=WarmReply, summary="Compute a prompt before it is needed")
     async def warm(body: WarmRequest, request: Request) -> Response:
         """Compute what every continuation of a prompt begins with, and keep it.  Generates nothing."""
         if bool(body.messages) == bool(body.prompt):
