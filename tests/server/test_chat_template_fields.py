@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,6 @@ from starlette.testclient import TestClient
 
 from headstart.config import ServerConfig
 from headstart.server.app import build_app
-from headstart.server.caller import Caller
-from headstart.text import ChatTemplate
 
 URL = "/v1/chat/completions"
 BEGUN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}]
@@ -134,29 +133,18 @@ def test_few_templates_are_kept_and_none_is_compiled_twice(engine: Any) -> None:
             assert prompt_of(engine) == f"hi{number}"
 
 
-def test_templates_are_refused_where_callers_are_told_apart(engine: Any) -> None:
-    def app_for(tenant: str | None, trust: bool | None) -> Any:
-        app = build_app(
-            engine,
-            engine.tokenizer,
-            ChatTemplate("{{ messages[0].content }}"),
-            ServerConfig(trust_request_chat_template=trust),
-        )
-
-        async def with_caller(scope: Any, receive: Any, send: Any) -> None:
-            scope["headstart.caller"] = Caller(tenant)
-            await app(scope, receive, send)
-
-        return with_caller
-
+def test_templates_are_refused_where_callers_are_told_apart(make_client: Any, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    apart: dict[str, Any] = {"isolate_by": "header:x-tenant", "isolation_secret_file": str(secret)}
     template = "{{ messages[0].content }}!"
-    for tenant, trust, allowed in [
-        (None, None, True),
-        ("t", None, False),
-        ("t", True, True),
-        (None, False, False),
+    for options, trust, allowed in [
+        ({}, None, True),
+        (apart, None, False),
+        (apart, True, True),
+        ({}, False, False),
     ]:
-        client = TestClient(app_for(tenant, trust))
+        client = make_client(ServerConfig(trust_request_chat_template=trust, **options))
         response = client.post(URL, json={"messages": BEGUN, "chat_template": template})
         assert response.status_code == (200 if allowed else 400)
         if not allowed:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
 
 from headstart.cache import MissReason, MissReport
-from headstart.server.app import build_app
-from headstart.server.caller import Caller
+from headstart.config import ServerConfig
 from headstart.server.explain import WORDS
-from headstart.text import ChatTemplate
 
 URL = "/v1/cache/explain"
 REPORT = {MissReason.DIVERGED: 100, MissReason.ISOLATED: 5, MissReason.COLD: 6, MissReason.LAST_TOKEN: 1}
@@ -73,24 +70,11 @@ def test_a_request_without_an_id_is_refused(client: TestClient, body: dict[str, 
     assert response.json()["error"]["param"] == "request_id"
 
 
-class Tenants:
-    """Finds out who asks, as a real check of keys does."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            scope["headstart.caller"] = Caller(headers.get(b"x-tenant", b"").decode() or None)
-        await self._app(scope, receive, send)
-
-
 @pytest.fixture
-def tenants(engine: Any) -> Iterator[TestClient]:
-    app = build_app(engine, engine.tokenizer, ChatTemplate("{{ messages }}"))
-    with TestClient(Tenants(app)) as http:  # type: ignore[arg-type]
-        yield http
+def tenants(make_client: Callable[..., TestClient], tmp_path: Path) -> TestClient:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    return make_client(ServerConfig(isolate_by="header:x-tenant", isolation_secret_file=str(secret)))
 
 
 def test_nobody_can_tell_anothers_request_from_none(tenants: TestClient) -> None:

@@ -45,7 +45,7 @@ def stable(front: Front, *messages: dict[str, str], **options: Any) -> list[int]
 
 def tokens(front: Front, *messages: dict[str, str], opens: bool = True) -> list[int]:
     """Those of the chat."""
-    text = render(front, Conversation(messages=list(messages), add_generation_prompt=opens))
+    text = render(front, Conversation(messages=list(messages), add_generation_prompt=opens), ANYONE)
     return front.tokenizer.encode(text, add_special_tokens=False)
 
 
