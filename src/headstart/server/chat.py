@@ -38,7 +38,7 @@ def router(front: Front) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=ChatReply)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, caller_of(request), "chatcmpl")
+        ticket = front.admit(body, caller_of(request), "chatcmpl-")
         params = body.sampling(front.tokenizer.eos_token_ids)
         started = await answer(front, _conversation(body), params, ticket)
         if body.stream:

@@ -32,7 +32,7 @@ def must_be(allowed: str) -> WrapValidator:
         try:
             return handler(value)
         except ValidationError as error:
-            if error.error_count() == 1 and error.errors()[0]["type"] == "not_yet":
+            if error.error_count() == 1 and error.errors()[0]["type"] in ("not_yet", "refused"):
                 raise  # a field of this object: it has a sentence of its own
             raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": allowed}) from None
 
@@ -48,6 +48,17 @@ def not_yet(*neutral: Any) -> AfterValidator:
         if value is None or value in alike:
             return value
         raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": words})
+
+    return AfterValidator(check)
+
+
+def refused(why: str, *neutral: Any) -> AfterValidator:
+    """A validator for a field that we shall not do: ``why`` says so after the field's name."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(same == value and type(same) is type(value) for same in neutral):
+            return value
+        raise PydanticCustomError("refused", "is refused", {"why": why})
 
     return AfterValidator(check)
 
@@ -116,6 +127,8 @@ CacheSalt = Annotated[
     Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None,
     must_be("a string of 1 to 128 characters without @, /, \\ and NUL"),
 ]
+Ignored = Any
+"""Of a field that we know, and that has nothing to say to us."""
 NotYet = Annotated[Any, not_yet()]
 NotYetTrue = Annotated[Any, not_yet(False)]
 NotYetFalse = Annotated[Any, not_yet(True)]

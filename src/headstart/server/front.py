@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from headstart.server.caller import Caller
 from headstart.server.choice import Echo
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
-from headstart.server.protocol import GenerationRequest
+from headstart.server.protocol import EngineRequest
 from headstart.text import ChatTemplate, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
@@ -50,24 +51,18 @@ class Front:
     config: ServerConfig = PLAIN_SERVER
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def admit(self, body: GenerationRequest, caller: Caller, prefix: str) -> Ticket:
+    def admit(self, body: EngineRequest, caller: Caller, prefix: str) -> Ticket:
         """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
 
-        Raises `RequestError` for another model, and for stream options without a stream.
+        Raises `RequestError` for another model.
         """
         if body.model is not None:
             self.check_model(body.model)
-        if body.stream_options is not None and not body.stream:
-            raise RequestError(
-                "stream_options is allowed only with stream set to true",
-                param="stream_options",
-                code="invalid_value",
-            )
         return Ticket(
-            f"{prefix}-{uuid.uuid4().hex}",
+            f"{prefix}{uuid.uuid4().hex}",
             self.metrics.clock(),
             caller,
-            CacheTerms(salt=caller.salt(body.cache_salt)),
+            CacheTerms(salt=caller.salt(body.cache_salt), retention_priority=body.retention_priority),
             body.priority or 0,
         )
 
@@ -80,6 +75,14 @@ class Front:
                 code="model_not_found",
                 status=404,
             )
+
+    def fitting(self, wanted: int | None, prompt: Sequence[int]) -> int | None:
+        """``wanted`` tokens, or as many as fit behind ``prompt``; at least one, for the engine to refuse."""
+        if wanted is None:
+            return None
+        info = self.client.info
+        room = min(info.max_model_len, info.kv_capacity_tokens + 1) - len(prompt)
+        return max(1, min(wanted, room))
 
     async def encode(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
         """The tokens of ``text``.

@@ -62,10 +62,23 @@ _SAMPLING = (
 )
 
 
-class GenerationRequest(BaseModel):
-    """What a chat and a completion ask for alike."""
+class EngineRequest(BaseModel):
+    """What every request for tokens says, in whichever API's words the rest is."""
 
     model: String = None
+    stream: Flag = None
+    cache_salt: CacheSalt = None
+    priority: Bits64 = None
+
+    @property
+    def retention_priority(self) -> int:
+        """How long to keep what it computes, 0 to 100, the higher the longer."""
+        return 0
+
+
+class GenerationRequest(EngineRequest):
+    """What a chat and a completion ask for alike."""
+
     max_tokens: MaxTokens = None
     temperature: Number = None
     top_p: Number = None
@@ -77,10 +90,7 @@ class GenerationRequest(BaseModel):
     ] = None
     ignore_eos: Flag = None
     include_stop_str_in_output: Flag = None
-    stream: Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
-    cache_salt: CacheSalt = None
-    priority: Bits64 = None
     user: String = None
 
     min_p: Number = None
@@ -139,8 +149,14 @@ class GenerationRequest(BaseModel):
 
         ``eos_token_ids``, which the model ends its answers with, stop the text unless ``ignore_eos``.
 
-        Raises `RequestError` that names the field whose value is out of range.
+        Raises `RequestError` that names the field whose value is out of range, or makes no sense here.
         """
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "stream_options is allowed only with stream set to true",
+                param="stream_options",
+                code="invalid_value",
+            )
         if self.token_limit == 0 and self.num_prompt_logprobs is None:
             raise RequestError(
                 f"max_tokens must be {AT_LEAST_ONE}, got 0", param="max_tokens", code="invalid_value"

@@ -1,0 +1,114 @@
+"""An answer as a row of blocks: a run of text or a tool call, one after another.
+
+`/v1/responses` calls them items of its output, `/v1/messages` blocks of its content.  Both tell when one
+begins, how it grows and when it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headstart.errors import EngineError
+from headstart.server.choice import Piece
+from headstart.server.logprobs import SpelledToken
+from headstart.server.replies import EndReason
+
+
+@dataclass(slots=True)
+class TextBlock:
+    """Text; ``tokens`` are those it is of, if log-probabilities were asked for."""
+
+    index: int
+    text: str = ""
+    tokens: list[SpelledToken] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CallBlock:
+    """A tool call, the ``number``-th of the answer; ``arguments`` are JSON once it has ended."""
+
+    index: int
+    number: int
+    id: str
+    name: str
+    arguments: str = ""
+
+
+Block = TextBlock | CallBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of a block: it was ``opened`` empty, grew by a ``delta``, or was ``closed`` for good."""
+
+    kind: Literal["opened", "grown", "closed"]
+    block: Block
+    delta: str = ""
+    tokens: tuple[SpelledToken, ...] = ()
+
+
+class Blocks:
+    """Sorts one choice's pieces into blocks; at most one is open at any time."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self.finish_reason: EndReason | None = None
+        self._open: Block | None = None
+        self._untold: tuple[SpelledToken, ...] = ()  # tokens whose text is held back
+
+    def take(self, piece: Piece) -> Iterator[Change]:
+        """What the piece changes; a block that it closes is told when ``finish_reason`` is known.
+
+        Raises `EngineError` for an answer that the engine gave up.
+        """
+        if piece.finish_reason == "abort":
+            raise EngineError("the engine gave this request up before its answer had ended")
+        self.finish_reason = piece.finish_reason
+        self._untold += piece.tokens
+        if piece.text:
+            if not isinstance(self._open, TextBlock):
+                yield from self._open_another(TextBlock(len(self.all)))
+            yield from self._grow(piece.text)
+        for part in piece.calls:
+            if not isinstance(self._open, CallBlock) or self._open.number != part.number:
+                assert part.id is not None and part.name is not None, "a call begins with its id and name"
+                yield from self._open_another(CallBlock(len(self.all), part.number, part.id, part.name))
+            if part.arguments:
+                yield from self._grow(part.arguments)
+        if piece.finish_reason is not None:
+            yield from self._close()
+
+    async def take_all(self, pieces: AsyncGenerator[Piece, None]) -> None:
+        """The whole answer at once; ``pieces`` are closed.  Raises as they and `take` do."""
+        async with aclosing(pieces):
+            async for piece in pieces:
+                for _ in self.take(piece):
+                    pass
+
+    def _open_another(self, block: Block) -> Iterator[Change]:
+        yield from self._close()
+        self._open = block
+        self.all.append(block)
+        yield Change("opened", block)
+
+    def _grow(self, delta: str) -> Iterator[Change]:
+        block = self._open
+        if isinstance(block, TextBlock):
+            block.text += delta
+            block.tokens.extend(self._untold)
+            yield Change("grown", block, delta, self._untold)
+            self._untold = ()
+        elif block is not None:
+            block.arguments += delta
+            yield Change("grown", block, delta)
+
+    def _close(self) -> Iterator[Change]:
+        block, self._open = self._open, None
+        if isinstance(block, TextBlock):
+            block.tokens.extend(self._untold)
+        self._untold = ()
+        if block is not None:
+            yield Change("closed", block)
