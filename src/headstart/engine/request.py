@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from headstart.cache import BlockCopy, CacheRequest
+from headstart.engine.structured import StructuredOutputs
 from headstart.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -50,6 +51,9 @@ class SamplingParams:
     own, the first those of a request with ``n`` 1.  With ``best_of`` so many are generated, and the ``n``
     whose tokens have the highest mean log-probability are told, best first.
 
+    ``structured_outputs`` are what the text must match: tokens that would break it are never chosen, whatever
+    the other parameters say.  Once it is complete the output ends, with ``ignore_eos`` and ``min_tokens`` too.
+
     Raises ``RequestError`` that names the field and what is allowed.
     """
 
@@ -72,6 +76,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         self._settle_types()
@@ -129,6 +134,12 @@ class SamplingParams:
             self._demand(name, value is None or _is_integer(value), "an integer or None")
         for name in ("ignore_eos", "include_stop_str_in_output"):
             self._demand(name, isinstance(getattr(self, name), bool), "True or False")
+        structured = self.structured_outputs
+        self._demand(
+            "structured_outputs",
+            isinstance(structured, StructuredOutputs | None),
+            "StructuredOutputs or None",
+        )
         given: dict[str, Any] = {
             name: getattr(self, name) for name in ("stop", "stop_token_ids", "logit_bias")
         }

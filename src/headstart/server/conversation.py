@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from headstart.engine.request import SamplingParams
 from headstart.errors import RequestError
@@ -21,18 +21,43 @@ from headstart.server.generation import Generation
 RESERVED_VARIABLES = {"self", "messages", "tools", "add_generation_prompt"}
 
 
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools may or must be called: ``required`` is at least one call.
+
+    ``names`` are the tools that may be called then; None is all of them.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+
+
+AUTO = ToolChoice()
+"""The model decides."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """What the model is to continue.
 
-    ``messages`` and ``tools`` have the form of OpenAI's chat, which chat templates know.  ``variables`` are
-    further ones for the template.  ``origin`` is what the client calls the field that the messages are in.
+    ``messages`` and ``tools`` have the form of OpenAI's chat, which chat templates know; a tool call's
+    arguments are JSON text, as on the wire.  An answer has at most one call unless ``parallel_tool_calls``.
+
+    ``add_generation_prompt`` opens a new turn of the assistant.  ``continue_final_message`` leaves the last
+    message open instead, so that the answer goes on where it ends.  ``chat_template`` takes the place of the
+    model's own.  ``documents`` and ``variables`` are further ones for the template.  ``origin`` is what the
+    client calls the field that the messages are in.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice = AUTO
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool = False
+    chat_template: str | None = None
+    documents: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
     origin: str = "messages"
 
