@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's routes and the operator's, over one engine."""
+"""The HTTP application: OpenAI's routes, Anthropic's and the operator's, over one engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from headstart.cache import MissReport
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.server import chat, completions, errors, operations, request_log
+from headstart.server import chat, completions, errors, messages, operations, request_log, responses
 from headstart.server.body_limit import BodyLimit
 from headstart.server.front import Front
 from headstart.server.metrics import Metrics
@@ -43,6 +43,8 @@ def build_app(
     errors.install(app)
     app.include_router(chat.router(front))
     app.include_router(completions.router(front))
+    app.include_router(responses.router(front))
+    app.include_router(messages.router(front))
     app.include_router(operations.models_router(front))
     app.include_router(operations.health_router(front))
     app.include_router(operations.operator_router(front))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headstart.errors import EngineError
-from headstart.server.choice import Piece
+from headstart.server.choice import CallDelta, Piece
 from headstart.server.logprobs import SpelledToken
 from headstart.server.replies import EndReason
 
@@ -51,22 +51,23 @@ class Change:
 
 
 class Blocks:
-    """Sorts one choice's pieces into blocks; at most one is open at any time."""
+    """Sorts one choice's pieces into blocks; at most one is open at any time.
 
-    def __init__(self) -> None:
+    ``finish_reason`` is known before the last block is closed.  With ``never_none`` an answer without a word
+    is an empty text.
+    """
+
+    def __init__(self, *, never_none: bool = False) -> None:
         self.all: list[Block] = []
         self.finish_reason: EndReason | None = None
+        self._never_none = never_none
         self._open: Block | None = None
         self._untold: tuple[SpelledToken, ...] = ()  # tokens whose text is held back
 
     def take(self, piece: Piece) -> Iterator[Change]:
-        """What the piece changes; a block that it closes is told when ``finish_reason`` is known.
-
-        Raises `EngineError` for an answer that the engine gave up.
-        """
+        """What the piece changes.  Raises `EngineError` for an answer that the engine gave up."""
         if piece.finish_reason == "abort":
             raise EngineError("the engine gave this request up before its answer had ended")
-        self.finish_reason = piece.finish_reason
         self._untold += piece.tokens
         if piece.text:
             if not isinstance(self._open, TextBlock):
@@ -74,11 +75,13 @@ class Blocks:
             yield from self._grow(piece.text)
         for part in piece.calls:
             if not isinstance(self._open, CallBlock) or self._open.number != part.number:
-                assert part.id is not None and part.name is not None, "a call begins with its id and name"
-                yield from self._open_another(CallBlock(len(self.all), part.number, part.id, part.name))
+                yield from self._open_another(_begun(part, len(self.all)))
             if part.arguments:
                 yield from self._grow(part.arguments)
         if piece.finish_reason is not None:
+            if self._never_none and not self.all:
+                yield from self._open_another(TextBlock(0))
+            self.finish_reason = piece.finish_reason
             yield from self._close()
 
     async def take_all(self, pieces: AsyncGenerator[Piece, None]) -> None:
@@ -112,3 +115,9 @@ class Blocks:
         self._untold = ()
         if block is not None:
             yield Change("closed", block)
+
+
+def _begun(call: CallDelta, index: int) -> CallBlock:
+    assert call.id is not None, "a call begins with its id"
+    assert call.name is not None, "a call begins with its name"
+    return CallBlock(index, call.number, call.id, call.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from headstart.engine.request import SamplingParams
@@ -73,16 +73,28 @@ class Answer:
         return self.generation.pieces()
 
 
-async def answer(front: Front, conversation: Conversation, params: SamplingParams, ticket: Ticket) -> Answer:
-    """The conversation given to the engine.
+async def prompt_of(front: Front, conversation: Conversation) -> list[int]:
+    """The conversation's tokens.
 
-    Raises `RequestError` for what cannot be rendered, is too long or can never be served.
+    Raises `RequestError` for what cannot be rendered, or is far too long.
     """
     text = await asyncio.to_thread(_render, front, conversation)  # the model's template may take its time
     # Templates write a model's special tokens themselves.
-    special, origin = conversation.add_special_tokens, conversation.origin
-    prompt = await front.encode(text, add_special_tokens=special, field=origin)
-    return Answer(front.generate(prompt, params, ticket, prompt_field=origin))
+    special = conversation.add_special_tokens
+    return await front.encode(text, add_special_tokens=special, field=conversation.origin)
+
+
+async def answer(
+    front: Front, conversation: Conversation, params: SamplingParams, ticket: Ticket, *, shorten: bool = False
+) -> Answer:
+    """The conversation given to the engine; to ``shorten`` is to cut ``max_tokens`` to what fits.
+
+    Raises `RequestError` for what cannot be rendered, is too long or can never be served.
+    """
+    prompt = await prompt_of(front, conversation)
+    if shorten:
+        params = replace(params, max_tokens=front.fitting(params.max_tokens, prompt))
+    return Answer(front.generate(prompt, params, ticket, prompt_field=conversation.origin))
 
 
 def _render(front: Front, conversation: Conversation) -> str:
@@ -99,8 +111,13 @@ def _render(front: Front, conversation: Conversation) -> str:
             param="chat_template_kwargs",
             code="invalid_value",
         )
-    return front.template.render(
-        conversation.messages,
-        add_generation_prompt=conversation.add_generation_prompt,
-        **conversation.variables,
-    )
+    try:
+        return front.template.render(
+            conversation.messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            **conversation.variables,
+        )
+    except RequestError as error:
+        if error.param == "messages":
+            error.param = conversation.origin
+        raise

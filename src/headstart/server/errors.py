@@ -117,8 +117,9 @@ def describe_for_anthropic(error: Exception) -> tuple[int, AnthropicErrorReply]:
     )
 
 
-def answer_to(path: str, error: Exception) -> Response:
-    """What the client that asked for ``path`` is told of ``error``."""
+def response_to(request: Request, error: Exception) -> Response:
+    """The answer to a request that ended in ``error``, in the words of the API that it asked for."""
+    path = request.scope["path"]
     anthropic = path == ANTHROPIC_ROUTES or path.startswith(f"{ANTHROPIC_ROUTES}/")
     status, reply = describe_for_anthropic(error) if anthropic else describe(error)
     return JSONResponse(reply.model_dump(), status, RETRY_AFTER.get(status))
@@ -128,7 +129,7 @@ def install(app: FastAPI) -> None:
     """Make every exception that leaves a route of ``app`` an error object."""
 
     async def ours(request: Request, error: Exception) -> Response:
-        return answer_to(request.scope["path"], error)
+        return response_to(request, error)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

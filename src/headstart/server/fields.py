@@ -83,7 +83,7 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 Integer = Annotated[int, Field(strict=True)]
 TokenIds = ListOf[Integer]
 StopTokenIds = ListOf[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
-_StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
+StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
 
 Bits64 = Annotated[
     int | None,
@@ -116,7 +116,7 @@ Number = Annotated[float | None, Field(strict=True), must_be("a number")]
 Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
 String = Annotated[str | None, must_be("a string")]
 Stop = Annotated[
-    _StopString | Annotated[ListOf[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
+    StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
     must_be(
         f"a string of at most {MAX_STOP_LENGTH} characters of valid Unicode, or a list of at most "
         f"{MAX_STOP_STRINGS} of them"

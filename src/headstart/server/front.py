@@ -62,7 +62,7 @@ class Front:
             f"{prefix}{uuid.uuid4().hex}",
             self.metrics.clock(),
             caller,
-            CacheTerms(salt=caller.salt(body.cache_salt), retention_priority=body.retention_priority),
+            CacheTerms(salt=caller.salt(body.cache_salt)),
             body.priority or 0,
         )
 

@@ -21,7 +21,7 @@ class Generation:
 
     ``index`` is the first choice's; the others follow.  Owns ``outputs``, the engine's side: it is closed,
     and so aborted there, when all texts have ended and when ``pieces`` is closed or cancelled before its
-    end.  ``abort`` ends one choice there: one whose text a stop string has ended.
+    end.  ``abort`` ends one choice there: one whose text a stop string has ended.  ``prompt`` are its tokens.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Generation:
         self._outputs = outputs
         self._abort = abort
         self._tokenizer = tokenizer
-        self._prompt = prompt
+        self.prompt = prompt
         self._prompt_logprobs: list[PromptLogprob] = []  # with the first choice's outputs, before all texts
         self._count = params.n
 
@@ -62,6 +62,11 @@ class Generation:
         return sum(choice.num_tokens for choice in self._choices.values())
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the first choice, if one did."""
+        return next(iter(self._choices.values())).stop_string
+
+    @property
     def told(self) -> list[int]:
         """The indices of the choices that are told, in order: all of them, or the best, best first."""
         choices = list(self._choices.values())
@@ -72,7 +77,7 @@ class Generation:
 
     def prompt_logprobs(self, top: int) -> PromptTokens:
         """What the model thought of the prompt, once all `pieces` are through."""
-        return for_prompt(self._tokenizer, self._prompt, self._prompt_logprobs, top=top)
+        return for_prompt(self._tokenizer, self.prompt, self._prompt_logprobs, top=top)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The texts as they are settled.  Raises `EngineError` when the engine fails."""
@@ -84,7 +89,7 @@ class Generation:
                     if choice.ended:
                         continue
                     self._prompt_logprobs.extend(output.prompt_logprobs)
-                    pieces = choice.take(output, self._prompt, self._prompt_logprobs)
+                    pieces = choice.take(output, self.prompt, self._prompt_logprobs)
                     self.num_cached_tokens = output.num_cached_tokens
                     if choice.ended and output.finish_reason is None:
                         self._abort(output.request_id)

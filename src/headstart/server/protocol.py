@@ -70,11 +70,6 @@ class EngineRequest(BaseModel):
     cache_salt: CacheSalt = None
     priority: Bits64 = None
 
-    @property
-    def retention_priority(self) -> int:
-        """How long to keep what it computes, 0 to 100, the higher the longer."""
-        return 0
-
 
 class GenerationRequest(EngineRequest):
     """What a chat and a completion ask for alike."""
