@@ -26,6 +26,7 @@ from headstart.config import (
     PolicyName,
     PrefixIndexName,
     SchedulingPolicy,
+    ServerConfig,
 )
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
@@ -93,6 +94,15 @@ def serve(
             help="Port to listen on; 0 takes any free one.", min=0, max=65535, rich_help_panel=_SERVER
         ),
     ] = 8000,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse requests with fields that this server does not know, where it else ignores them and "
+            "names them in the header X-Headstart-Ignored-Fields.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -351,7 +361,7 @@ def serve(
         )
         _start_logging(requests=enable_log_requests)
         with bind(host, port) as sock:
-            asyncio.run(_serve(config, sock, _load_text(model)))
+            asyncio.run(_serve(config, ServerConfig(strict=strict), sock, _load_text(model)))
     except HeadstartError as error:
         typer.echo(f"headstart serve: {error}", err=True)
         raise typer.Exit(1) from error
@@ -374,7 +384,10 @@ def _start_logging(*, requests: bool) -> None:
 
 
 async def _serve(
-    config: EngineConfig, sock: socket.socket, text: tuple[Tokenizer, ChatTemplate | None]
+    config: EngineConfig,
+    http: ServerConfig,
+    sock: socket.socket,
+    text: tuple[Tokenizer, ChatTemplate | None],
 ) -> None:
     """Start the engine, serve until a signal, end the engine."""
     tokenizer, template = text
@@ -387,7 +400,7 @@ async def _serve(
         with Console(stderr=True).status(f"starting the engine and loading {escape(config.model.model)} …"):
             info = await client.start()
         server = HttpServer(
-            build_app(client, tokenizer, template),
+            build_app(client, tokenizer, template, http),
             on_ready=lambda: print_banner(info, url_of(sock), chat=template is not None),
             close_engine=client.shutdown,
         )

@@ -82,10 +82,10 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._queues: dict[str, asyncio.Queue[RequestOutput | None]] = {}  # None: the engine is gone
-        self._seats: dict[
-            int, int
-        ] = {}  # by ticket: choices taken on whose first output nobody asked for yet
+        # By ticket: id and choices of requests taken on whose first output nobody asked for yet.
+        self._seats: dict[int, tuple[str, int]] = {}
         self._tickets = itertools.count()
+        self._in_flight: set[str] = set()  # ids of requests, seated or running
         self._resets: dict[int, asyncio.Future[bool]] = {}
         self._calls = itertools.count()
         self._limits: Limits | None = None
@@ -165,7 +165,7 @@ class EngineClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of all choices (`choice_ids`) as steps bring them; each one's last has a ``finish_reason``.
 
-        ``request_id`` names the request on the wire and must never have been used before.
+        ``request_id`` names the request on the wire; no other in flight may have it.
 
         Raises ``RequestError`` at once (before the first ``await``) for what can never be served:
         too long, a token outside the vocabulary, more blocks than the pool has; and as `check_queue`.  It
@@ -173,6 +173,13 @@ class EngineClient:
         ``EngineError``, or ``EngineDeadError`` if the process is gone.  Closing or cancelling it early
         aborts the request; `abort` ends one of its choices.
         """
+        if request_id in self._in_flight:
+            raise RequestError(
+                f"the request id {request_id!r} is in use: a request of that id is still being answered",
+                param="request_id",
+                code="request_id_in_use",
+                status=409,
+            )
         self._check_alive().check(prompt_token_ids, params, priority)
         self.check_queue(params)
         try:  # what the engine could not read would get no answer
@@ -183,9 +190,15 @@ class EngineClient:
         ticket = next(self._tickets)
         stream = self._stream(submit, ticket)
         # Nothing of a generator runs, its ``finally`` neither, when it is closed before it was begun.
-        weakref.finalize(stream, self._seats.pop, ticket, None).atexit = False
-        self._seats[ticket] = params.num_choices
+        weakref.finalize(stream, self._unseat, ticket).atexit = False
+        self._seats[ticket] = request_id, params.num_choices
+        self._in_flight.add(request_id)
         return stream
+
+    def _unseat(self, ticket: int) -> None:
+        """Nobody will ask for this request's first output any more, if nobody has."""
+        if seat := self._seats.pop(ticket, None):
+            self._in_flight.discard(seat[0])
 
     def check_queue(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Raises ``RequestError`` unless so many prompts more may be taken on; each choice counts as one.
@@ -208,7 +221,7 @@ class EngineClient:
                 param=param,
                 code="invalid_value",
             )
-        if len(self._queues) + sum(self._seats.values()) + wanted > most:
+        if len(self._queues) + sum(count for _, count in self._seats.values()) + wanted > most:
             raise RequestError(
                 f"this server takes on at most {most} requests at a time ({running} that run and {bound} "
                 f"that wait), and there is no room for {wanted} more; please try again later",
@@ -217,18 +230,14 @@ class EngineClient:
             )
 
     async def _stream(self, submit: Submit, ticket: int) -> AsyncGenerator[RequestOutput, None]:
-        del self._seats[
-            ticket
-        ]  # from now on it is in the queues; this runs when the first output is asked for
-        self._check_alive()
+        del self._seats[ticket]  # this runs when the first output is asked for; now it is in the queues
         running = set(choice_ids(submit.request_id, submit.params.num_choices))
-        if not running.isdisjoint(self._queues):
-            raise RequestError(f"request id {submit.request_id!r} is in use", param="request_id")
-        if not self._queues:
-            self._heard = time.monotonic()
-        queue: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
-        self._queues.update(dict.fromkeys(running, queue))
         try:
+            self._check_alive()
+            if not self._queues:
+                self._heard = time.monotonic()
+            queue: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
+            self._queues.update(dict.fromkeys(running, queue))
             self._send(submit)
             while running:
                 output = await queue.get()
@@ -244,6 +253,7 @@ class EngineClient:
             left = [name for name in running if self._queues.pop(name, None) is not None]
             if left and self._death is None:
                 self._send(Abort(tuple(left)))
+            self._in_flight.discard(submit.request_id)
 
     def abort(self, request_id: str) -> None:
         """End one choice of what `generate` runs, whose last output says so; nothing if it has ended."""

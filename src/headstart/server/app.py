@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from headstart.cache import MissReport
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.supervisor import EngineSupervisor
-from headstart.server import chat, completions, errors, messages, operations, request_log, responses
+from headstart.server import (
+    chat,
+    completions,
+    errors,
+    known_fields,
+    messages,
+    operations,
+    request_log,
+    responses,
+    tokenize,
+)
 from headstart.server.body_limit import BodyLimit
 from headstart.server.front import Front
+from headstart.server.head import HeadAsGet
 from headstart.server.metrics import Metrics
 from headstart.text import ChatTemplate, Tokenizer
 
@@ -37,14 +48,20 @@ def build_app(
 
     client.on_explained(explained)
     app = FastAPI(
-        title="headstart", description="OpenAI-compatible, with prefix caching.", responses=errors.RESPONSES
+        title="headstart",
+        description="OpenAI-compatible, with prefix caching.",
+        responses=errors.RESPONSES,
+        dependencies=[Depends(known_fields.watch(strict=config.strict))],
     )
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_middleware(known_fields.IgnoredFields)
+    app.add_middleware(HeadAsGet)
     errors.install(app)
     app.include_router(chat.router(front))
     app.include_router(completions.router(front))
     app.include_router(responses.router(front))
     app.include_router(messages.router(front))
+    app.include_router(tokenize.router(front))
     app.include_router(operations.models_router(front))
     app.include_router(operations.health_router(front))
     app.include_router(operations.operator_router(front))

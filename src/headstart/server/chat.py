@@ -28,28 +28,31 @@ from headstart.server.replies import (
     EndReason,
     ReplyMessage,
 )
-from headstart.server.streaming import EventStream, json_response, until_disconnect
+from headstart.server.streaming import STREAMED, EventStream, json_response, until_disconnect
 
 
 def router(front: Front) -> APIRouter:
     """The chat route of ``front``."""
-    routes = APIRouter(dependencies=[Depends(require_json)])
+    routes = APIRouter(dependencies=[Depends(require_json)], tags=["Generation"])
 
-    @routes.post("/v1/chat/completions", response_model=ChatReply)
+    @routes.post(
+        "/v1/chat/completions", response_model=ChatReply, responses=STREAMED, summary="Answer a conversation"
+    )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, caller_of(request), "chatcmpl-")
+        ticket = front.admit(body, caller_of(request), "chatcmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
-        started = await answer(front, _conversation(body), params, ticket)
+        started = await answer(front, conversation_of(body), params, ticket)
         if body.stream:
-            return EventStream(_chunks(front, ticket, started, include_usage=body.include_usage))
-        whole = _whole(front, ticket, started, body.prompt_logprobs)
+            return EventStream(_chunks(front, ticket, started, body))
+        whole = _whole(front, ticket, started, body)
         return json_response(await until_disconnect(request.receive, whole))
 
     return routes
 
 
-def _conversation(body: ChatRequest) -> Conversation:
+def conversation_of(body: ChatRequest) -> Conversation:
+    """What the model is to continue."""
     return Conversation(
         messages=[_as_the_template_sees_it(message) for message in body.messages],
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -65,7 +68,7 @@ def _as_the_template_sees_it(message: Message) -> dict[str, Any]:
     return {"role": role, "content": message.content, **name}
 
 
-async def _whole(front: Front, ticket: Ticket, started: Answer, prompt_logprobs: int | None) -> ChatReply:
+async def _whole(front: Front, ticket: Ticket, started: Answer, body: ChatRequest) -> ChatReply:
     generation = started.generation
     collected: defaultdict[int, list[Piece]] = defaultdict(list)
     async with aclosing(started.pieces()) as arriving:
@@ -79,7 +82,10 @@ async def _whole(front: Front, ticket: Ticket, started: Answer, prompt_logprobs:
         message = ReplyMessage(role="assistant", content=text, refusal=None)
         tokens = [token for piece in pieces for token in piece.tokens]
         told = for_chat(tokens) if generation.tells_logprobs else None
-        choices.append(ChatChoice(index=index, message=message, logprobs=told, finish_reason=finish_reason))
+        choice = ChatChoice(index=index, message=message, logprobs=told, finish_reason=finish_reason)
+        if body.return_token_ids:
+            choice.token_ids = [token for piece in pieces for token in piece.token_ids]
+        choices.append(choice)
     reply = ChatReply(
         id=ticket.id,
         object="chat.completion",
@@ -88,13 +94,15 @@ async def _whole(front: Front, ticket: Ticket, started: Answer, prompt_logprobs:
         choices=choices,
         usage=usage_of([started.generation]),
     )
-    if prompt_logprobs is not None:
-        reply.prompt_logprobs = generation.prompt_logprobs(prompt_logprobs)
+    if body.prompt_logprobs is not None:
+        reply.prompt_logprobs = generation.prompt_logprobs(body.prompt_logprobs)
+    if body.return_token_ids:
+        reply.prompt_token_ids = list(generation.prompt)
     return reply
 
 
 async def _chunks(
-    front: Front, ticket: Ticket, started: Answer, *, include_usage: bool
+    front: Front, ticket: Ticket, started: Answer, body: ChatRequest
 ) -> AsyncGenerator[ChatChunk, None]:
     """Each choice's role with its first token, then text, and why it ended; last the usage if asked for."""
     head: dict[str, Any] = {
@@ -103,27 +111,36 @@ async def _chunks(
         "created": ticket.created,
         "model": front.model,
     }
-    no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
 
     def chunk(
         index: int,
         delta: Delta,
         finish_reason: EndReason | None = None,
         logprobs: ChatLogprobs | None = None,
+        token_ids: tuple[int, ...] = (),
     ) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
-        return ChatChunk(**head, choices=[choice], **no_usage_yet)
+        if body.return_token_ids:
+            choice.token_ids = list(token_ids)
+        told = ChatChunk(**head, choices=[choice])
+        if body.include_usage:
+            told.usage = usage_of([started.generation]) if body.continuous_usage else None
+        return told
 
     begun: set[int] = set()
     async with aclosing(started.pieces()) as pieces:
         async for piece in pieces:
             if piece.index not in begun:
-                yield chunk(piece.index, Delta(role="assistant", content=""))
+                first = chunk(piece.index, Delta(role="assistant", content=""))
+                if body.return_token_ids and not begun:
+                    first.prompt_token_ids = list(started.generation.prompt)
+                yield first
                 begun.add(piece.index)
-            if piece.text or piece.tokens:
+            ids = piece.token_ids if body.return_token_ids else ()
+            if piece.text or piece.tokens or ids:
                 told = for_chat(piece.tokens) if piece.tokens else None
-                yield chunk(piece.index, Delta(content=piece.text), logprobs=told)
+                yield chunk(piece.index, Delta(content=piece.text), logprobs=told, token_ids=ids)
             if piece.finish_reason:
                 yield chunk(piece.index, Delta(), piece.finish_reason)
-    if include_usage:
+    if body.include_usage:
         yield ChatChunk(**head, choices=[], usage=usage_of([started.generation]))

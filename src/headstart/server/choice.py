@@ -32,6 +32,7 @@ class Piece:
 
     ``tokens`` are those of the step, if log-probabilities were asked for; an end token that is no text is
     not among them, except after an echo.  ``calls`` are parts of tool calls, which are not in the text.
+    ``token_ids`` are all tokens of the step, the one that ended the text included.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Piece:
     finish_reason: EndReason | None
     tokens: tuple[SpelledToken, ...] = ()
     calls: tuple[CallDelta, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,17 @@ class Echo:
 
     text: str
     alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """How an answer is told: with its markers as text or without, and tokens by their text or their ids."""
+
+    skip_special_tokens: bool = True
+    tokens_as_ids: bool = False
+
+
+PLAINLY = Telling()
 
 
 class Choice:
@@ -59,6 +72,7 @@ class Choice:
         params: SamplingParams,
         timer: RequestTimer,
         echo: Echo | None,
+        telling: Telling = PLAINLY,
     ) -> None:
         self.index = index
         self.ended = False
@@ -67,13 +81,16 @@ class Choice:
         self._text = TextStream(
             tokenizer,
             params.stop,
+            skip_special_tokens=telling.skip_special_tokens,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,
             continued=echo is not None,
         )
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs
-        self._speller = Speller(tokenizer)
+        self._speller = Speller(
+            tokenizer, skip_special_tokens=telling.skip_special_tokens, as_ids=telling.tokens_as_ids
+        )
         self._timer = timer
         self._logprob = 0.0  # the sum over its tokens, where the engine tells them
 
@@ -139,7 +156,7 @@ class Choice:
         if output.finish_reason:
             text += self._text.finish()
         tokens = () if self._num_logprobs is None else self._speller.spell(shown, output.logprobs)
-        return Piece(self.index, text, self._reason(output), tokens)
+        return Piece(self.index, text, self._reason(output), tokens, token_ids=tuple(output.token_ids[:used]))
 
     def _reason(self, output: RequestOutput) -> FinishReason | None:
         """Why it ends with this output, which has been settled."""

@@ -20,18 +20,20 @@ from headstart.server.generation import Generation, merged, usage_of
 from headstart.server.logprobs import for_completion
 from headstart.server.protocol import COMPLETION_MAX_TOKENS, CompletionRequest
 from headstart.server.replies import CompletionChoice, CompletionReply
-from headstart.server.streaming import EventStream, json_response, until_disconnect
+from headstart.server.streaming import STREAMED, EventStream, json_response, until_disconnect
 from headstart.text import IncrementalDecoder
 
 
 def router(front: Front) -> APIRouter:
     """The completions route of ``front``."""
-    routes = APIRouter(dependencies=[Depends(require_json)])
+    routes = APIRouter(dependencies=[Depends(require_json)], tags=["Generation"])
 
-    @routes.post("/v1/completions", response_model=CompletionReply)
+    @routes.post(
+        "/v1/completions", response_model=CompletionReply, responses=STREAMED, summary="Continue prompts"
+    )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue each prompt, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, caller_of(request), "cmpl-")
+        ticket = front.admit(body, caller_of(request), "cmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
         special = body.add_special_tokens is not False
         prompts = [
@@ -40,14 +42,18 @@ def router(front: Front) -> APIRouter:
         ]
         # All prompts or none; from here on nobody else has a turn before the last of them is in.
         front.client.check_queue(params, len(prompts))
-        echoes = [_echo(front, body, prompt) for prompt in body.prompts]
+        whole_prompts, prompts = prompts, [front.truncated(prompt, params, ticket) for prompt in prompts]
+        echoes = [
+            _echo(front, body, given if len(kept) == len(tokens) else kept)
+            for given, tokens, kept in zip(body.prompts, whole_prompts, prompts, strict=True)
+        ]
         generations = [
             front.generate(prompt, _fitting(front, body, params, prompt), ticket, number=number, echo=echo)
             for number, (prompt, echo) in enumerate(zip(prompts, echoes, strict=True))
         ]
         if body.stream:
-            return EventStream(_chunks(front, ticket, generations, include_usage=body.include_usage))
-        whole = _whole(front, ticket, generations, body.prompt_logprobs)
+            return EventStream(_chunks(front, ticket, generations, body))
+        whole = _whole(front, ticket, generations, body)
         return json_response(await until_disconnect(request.receive, whole))
 
     return routes
@@ -73,7 +79,7 @@ def _echo(front: Front, body: CompletionRequest, prompt: str | list[int]) -> Ech
 
 
 async def _whole(
-    front: Front, ticket: Ticket, generations: Sequence[Generation], prompt_logprobs: int | None
+    front: Front, ticket: Ticket, generations: Sequence[Generation], body: CompletionRequest
 ) -> CompletionReply:
     collected: defaultdict[int, list[Piece]] = defaultdict(list)
     async with aclosing(merged(generations)) as arriving:
@@ -89,29 +95,43 @@ async def _whole(
                 logprobs=for_completion(tokens) if generation.tells_logprobs else None,
                 finish_reason=pieces[-1].finish_reason,
             )
-            if prompt_logprobs is not None:
-                choice.prompt_logprobs = generation.prompt_logprobs(prompt_logprobs)
+            if body.prompt_logprobs is not None:
+                choice.prompt_logprobs = generation.prompt_logprobs(body.prompt_logprobs)
+            if body.return_token_ids:
+                choice.prompt_token_ids = list(generation.prompt)
+                choice.token_ids = [token for piece in pieces for token in piece.token_ids]
             choices.append(choice)
     return CompletionReply(**_head(front, ticket), choices=choices, usage=usage_of(generations))
 
 
 async def _chunks(
-    front: Front, ticket: Ticket, generations: Sequence[Generation], *, include_usage: bool
+    front: Front, ticket: Ticket, generations: Sequence[Generation], body: CompletionRequest
 ) -> AsyncGenerator[CompletionReply, None]:
     """Text as it comes, each choice's last with the reason why it ended, then the usage if asked for."""
     head = _head(front, ticket)
-    no_usage_yet: dict[str, Any] = {"usage": None} if include_usage else {}
+    unbegun = {index: generation for generation in generations for index in generation.told}
+
+    def usage() -> dict[str, Any]:
+        if body.continuous_usage:
+            return {"usage": usage_of(generations)}
+        return {"usage": None} if body.include_usage else {}
+
     async with aclosing(merged(generations)) as pieces:
         async for piece in pieces:
-            if piece.text or piece.tokens or piece.finish_reason:
+            told_ids = bool(body.return_token_ids and piece.token_ids)
+            if piece.text or piece.tokens or piece.finish_reason or told_ids:
                 choice = CompletionChoice(
                     index=piece.index,
                     text=piece.text,
                     logprobs=for_completion(piece.tokens) if piece.tokens else None,
                     finish_reason=piece.finish_reason,
                 )
-                yield CompletionReply(**head, choices=[choice], **no_usage_yet)
-    if include_usage:
+                if body.return_token_ids:
+                    choice.token_ids = list(piece.token_ids)
+                    if generation := unbegun.pop(piece.index, None):
+                        choice.prompt_token_ids = list(generation.prompt)
+                yield CompletionReply(**head, choices=[choice], **usage())
+    if body.include_usage:
         yield CompletionReply(**head, choices=[], usage=usage_of(generations))
 
 

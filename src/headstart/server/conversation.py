@@ -73,17 +73,6 @@ class Answer:
         return self.generation.pieces()
 
 
-async def prompt_of(front: Front, conversation: Conversation) -> list[int]:
-    """The conversation's tokens.
-
-    Raises `RequestError` for what cannot be rendered, or is far too long.
-    """
-    text = await asyncio.to_thread(_render, front, conversation)  # the model's template may take its time
-    # Templates write a model's special tokens themselves.
-    special = conversation.add_special_tokens
-    return await front.encode(text, add_special_tokens=special, field=conversation.origin)
-
-
 async def answer(
     front: Front, conversation: Conversation, params: SamplingParams, ticket: Ticket, *, shorten: bool = False
 ) -> Answer:
@@ -95,6 +84,17 @@ async def answer(
     if shorten:
         params = replace(params, max_tokens=front.fitting(params.max_tokens, prompt))
     return Answer(front.generate(prompt, params, ticket, prompt_field=conversation.origin))
+
+
+async def prompt_of(front: Front, conversation: Conversation) -> list[int]:
+    """The tokens that the model is given for the conversation.
+
+    Raises `RequestError` for what cannot be rendered or is far too long.
+    """
+    text = await asyncio.to_thread(_render, front, conversation)  # the model's template may take its time
+    # Templates write a model's special tokens themselves.
+    special, origin = conversation.add_special_tokens, conversation.origin
+    return await front.encode(text, add_special_tokens=special, field=origin)
 
 
 def _render(front: Front, conversation: Conversation) -> str:

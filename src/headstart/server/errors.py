@@ -226,9 +226,15 @@ def _from_reading(cause: BaseException | None) -> RequestError:
     return RequestError(f"the body is {why}", code="invalid_json")
 
 
+HIDDEN_TAG = "~"
+"""What the tags of a body's alternatives begin with: they are in pydantic's paths, and no client sent any."""
+
+
 def _path(location: tuple[str | int, ...]) -> str:
     """``("messages", 0, "role")`` as ``messages[0].role``."""
     path = ""
     for part in location:
+        if isinstance(part, str) and part.startswith(HIDDEN_TAG):
+            continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path

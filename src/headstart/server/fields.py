@@ -6,7 +6,7 @@ Types are strict (``"0.5"`` is no number); ranges are `SamplingParams`' affair.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -129,6 +129,15 @@ CacheSalt = Annotated[
 ]
 Ignored = Any
 """Of a field that we know, and that has nothing to say to us."""
+# It stands in logs and names the request on the way to the engine, so it has no more than plain characters.
+RequestId = Annotated[
+    Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None,
+    must_be("a string of 1 to 128 letters, digits and . _ : -"),
+]
+TruncatePromptTokens = Annotated[
+    Literal[-1] | Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None,
+    must_be("-1 (as many as fit) or an integer of at least 1 and below 2147483648"),
+]
 NotYet = Annotated[Any, not_yet()]
 NotYetTrue = Annotated[Any, not_yet(False)]
 NotYetFalse = Annotated[Any, not_yet(True)]

@@ -16,10 +16,10 @@ from headstart.engine.request import CacheTerms, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
 from headstart.server.caller import Caller
-from headstart.server.choice import Echo
+from headstart.server.choice import PLAINLY, Echo, Telling
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
-from headstart.server.protocol import EngineRequest
+from headstart.server.protocol import EngineRequest, Truncation
 from headstart.text import ChatTemplate, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
@@ -29,13 +29,18 @@ LONG_TEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """An admitted request: its id on the wire, when it came, from whom, and what of the cache it shares."""
+    """An admitted request: its id on the wire, when it came, from whom, and what of the cache it shares.
+
+    ``telling`` is how its answers are told, ``truncation`` how much of its prompts is kept.
+    """
 
     id: str
     arrived: float
     caller: Caller
     terms: CacheTerms
     priority: int
+    telling: Telling = PLAINLY
+    truncation: Truncation | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -51,19 +56,29 @@ class Front:
     config: ServerConfig = PLAIN_SERVER
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def admit(self, body: EngineRequest, caller: Caller, prefix: str) -> Ticket:
+    def admit(self, body: EngineRequest, caller: Caller, prefix: str, separator: str = "-") -> Ticket:
         """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
 
-        Raises `RequestError` for another model.
+        Raises `RequestError` for another model, and where more of a prompt is to be kept than fits the model.
         """
         if body.model is not None:
             self.check_model(body.model)
+        truncation, longest = body.truncation, self.client.info.max_model_len
+        if truncation is not None and (truncation.most or 0) > longest:
+            raise RequestError(
+                f"truncate_prompt_tokens is {truncation.most}, but this model's maximum context length is "
+                f"{longest} tokens",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
         return Ticket(
-            f"{prefix}{uuid.uuid4().hex}",
+            f"{prefix}{separator}{body.request_id or uuid.uuid4().hex}",
             self.metrics.clock(),
             caller,
             CacheTerms(salt=caller.salt(body.cache_salt)),
             body.priority or 0,
+            body.telling,
+            truncation,
         )
 
     def check_model(self, name: str) -> None:
@@ -109,6 +124,15 @@ class Front:
             error.param = field
             raise
 
+    def truncated(self, prompt: list[int], params: SamplingParams, ticket: Ticket) -> list[int]:
+        """The end of the prompt, as far as the request wants it; harmless when repeated."""
+        if ticket.truncation is None:
+            return prompt
+        info = self.client.info
+        room = min(info.max_model_len, info.kv_capacity_tokens + 1)
+        answer = 1 if params.max_tokens is None else params.max_tokens
+        return prompt[-(ticket.truncation.most or max(1, room - answer)) :]
+
     def generate(
         self,
         prompt: list[int],
@@ -124,6 +148,7 @@ class Front:
         Raises `RequestError` for what can never be served; where that is the prompt's fault, it names
         ``prompt_field``, which is what the client calls it.
         """
+        prompt = self.truncated(prompt, params, ticket)
         request_id = f"{ticket.id}-{number}"
         try:
             outputs = self.client.generate(
@@ -148,6 +173,7 @@ class Front:
             prompt=prompt,
             index=number * params.num_choices,
             echo=echo,
+            telling=ticket.telling,
         )
 
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from headstart.engine.choices import best, choice_ids
 from headstart.engine.request import FinishReason, PromptLogprob, RequestOutput, SamplingParams
 from headstart.errors import EngineError
-from headstart.server.choice import Choice, Echo, Piece
+from headstart.server.choice import PLAINLY, Choice, Echo, Piece, Telling
 from headstart.server.logprobs import for_prompt
 from headstart.server.metrics import Metrics, RequestTimer
 from headstart.server.replies import PromptTokens, PromptTokensDetails, Usage
@@ -19,9 +19,10 @@ from headstart.text import Tokenizer
 class Generation:
     """The choices of one prompt; ``pieces`` may be run through once.
 
-    ``index`` is the first choice's; the others follow.  Owns ``outputs``, the engine's side: it is closed,
-    and so aborted there, when all texts have ended and when ``pieces`` is closed or cancelled before its
-    end.  ``abort`` ends one choice there: one whose text a stop string has ended.  ``prompt`` are its tokens.
+    ``prompt`` is as the engine got it.  ``index`` is the first choice's; the others follow.  Owns
+    ``outputs``, the engine's side: it is closed, and so aborted there, when all texts have ended and when
+    ``pieces`` is closed or cancelled before its end.  ``abort`` ends one choice there: one whose text a stop
+    string has ended.
     """
 
     def __init__(
@@ -37,14 +38,15 @@ class Generation:
         prompt: Sequence[int],
         index: int,
         echo: Echo | None = None,
+        telling: Telling = PLAINLY,
     ) -> None:
         self.tells_logprobs = params.logprobs is not None
+        self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
         self.num_cached_tokens = 0
         self._outputs = outputs
         self._abort = abort
         self._tokenizer = tokenizer
-        self.prompt = prompt
         self._prompt_logprobs: list[PromptLogprob] = []  # with the first choice's outputs, before all texts
         self._count = params.n
 
@@ -52,7 +54,7 @@ class Generation:
             return RequestTimer(metrics, arrived, num_prompt_tokens=len(prompt))
 
         self._choices = {
-            name: Choice(index + number, tokenizer, params, timer(), echo)
+            name: Choice(index + number, tokenizer, params, timer(), echo, telling)
             for number, name in enumerate(choice_ids(request_id, params.num_choices))
         }
 

@@ -22,20 +22,28 @@ LOWEST = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """A token's own bytes, which may be part of a character only, and its log-probability."""
+    """A token's own bytes, which may be part of a character only, and its log-probability.
+
+    ``as_id``: it is called by its id, like ``token_id:42``, since texts are not unique (vLLM's form).
+    """
 
     token_id: int
     bytes: bytes
     logprob: float
+    as_id: bool = False
 
     @property
     def text(self) -> str:
         """The bytes as text; U+FFFD for what is no character."""
+        if self.as_id:
+            return f"token_id:{self.token_id}"
         return self.bytes.decode("utf-8", errors="replace")
 
     @property
     def name(self) -> str:
         r"""The bytes as text; for what is no text alone ``bytes:\xf0\x9f``, as in OpenAI's completions."""
+        if self.as_id:
+            return self.text
         try:
             return self.bytes.decode("utf-8")
         except UnicodeDecodeError:
@@ -60,9 +68,13 @@ class SpelledToken:
 class Speller:
     """Spells one answer's tokens, in order."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, as_ids: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
-        self._text = IncrementalDecoder(tokenizer)
+        self._skip_special_tokens = skip_special_tokens
+        self._as_ids = as_ids
+        self._text = IncrementalDecoder(tokenizer, skip_special_tokens)
         self._offset = 0
         self._first = True
 
@@ -81,11 +93,12 @@ class Speller:
             others = () if told is None else tuple(self._spelled(*one) for one in told.top[:top])
             tokens.append(SpelledToken(own, min(offset, len(text)), others, scored=told is not None))
             # A marker that encoding has put there is in no text.
-            if not self._tokenizer.is_special(token_id) or text.startswith(own.text, offset):
+            spelling = own.bytes.decode("utf-8", errors="replace")
+            if not self._tokenizer.is_special(token_id) or text.startswith(spelling, offset):
                 offset += len(decoder.push((token_id,)))
             self._first = False
         self._offset = len(text)
-        self._text = IncrementalDecoder(self._tokenizer, continued=True)
+        self._text = IncrementalDecoder(self._tokenizer, self._skip_special_tokens, continued=True)
         return tuple(tokens)
 
     def spell(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> tuple[SpelledToken, ...]:
@@ -100,13 +113,15 @@ class Speller:
         return spelled
 
     def _spelled(self, token_id: int, logprob: float) -> Spelled:
-        return _spelled(self._tokenizer, token_id, logprob, first=self._first)
+        return _spelled(self._tokenizer, token_id, logprob, first=self._first, as_id=self._as_ids)
 
 
-def _spelled(tokenizer: Tokenizer, token_id: int, logprob: float, *, first: bool) -> Spelled:
+def _spelled(
+    tokenizer: Tokenizer, token_id: int, logprob: float, *, first: bool, as_id: bool = False
+) -> Spelled:
     token = tokenizer.token(token_id)  # None: the embedding is larger than the vocabulary
     content = b"" if token is None else tokenizer.token_bytes(token, first=first)
-    return Spelled(token_id, content, max(logprob, LOWEST))
+    return Spelled(token_id, content, max(logprob, LOWEST), as_id)
 
 
 def for_chat(tokens: Sequence[SpelledToken]) -> ChatLogprobs:

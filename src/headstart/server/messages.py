@@ -31,18 +31,22 @@ from headstart.server.messages_protocol import (
     TokenCount,
 )
 from headstart.server.replies import Event
-from headstart.server.streaming import EventStream, json_response, until_disconnect
+from headstart.server.streaming import EVENTS, EventStream, json_response, until_disconnect
 
 
 def router(front: Front) -> APIRouter:
     """The messages routes of ``front``."""
-    routes = APIRouter(dependencies=[Depends(require_json)], responses=ANTHROPIC_RESPONSES)
+    routes = APIRouter(
+        dependencies=[Depends(require_json)], responses=ANTHROPIC_RESPONSES, tags=["Generation"]
+    )
 
-    @routes.post("/v1/messages", response_model=MessageReply)
+    @routes.post(
+        "/v1/messages", response_model=MessageReply, responses=EVENTS, summary="Answer in Anthropic's API"
+    )
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, whole or (``stream``) in events as it is generated."""
         markers = markers_of(body)
-        ticket = front.admit(body, caller_of(request), "msg_")
+        ticket = front.admit(body, caller_of(request), "msg", "_")
         ticket = replace(ticket, terms=kept_longer(ticket.terms, markers))
         params = body.sampling(front.tokenizer.eos_token_ids)
         started = await answer(front, conversation_of(body), params, ticket, shorten=True)
@@ -51,7 +55,7 @@ def router(front: Front) -> APIRouter:
             return EventStream(reply.events(), failed=_failed, last=b"")
         return json_response(await until_disconnect(request.receive, reply.whole()))
 
-    @routes.post("/v1/messages/count_tokens")
+    @routes.post("/v1/messages/count_tokens", summary="Count a prompt's tokens")
     async def count_tokens(body: PromptRequest) -> TokenCount:
         """How many tokens the model would read."""
         markers_of(body)  # are there to be checked

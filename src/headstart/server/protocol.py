@@ -8,7 +8,7 @@ know are ignored.  Fields that we know, do not do yet and that would change the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, model_validator
@@ -16,6 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from headstart.engine.request import MAX_BEST_OF, MAX_N, SamplingParams
 from headstart.errors import RequestError
+from headstart.server.choice import PLAINLY, Telling
+from headstart.server.courtesy import CourtesyFields
 from headstart.server.fields import (
     AT_LEAST_ONE,
     Bits64,
@@ -32,10 +34,12 @@ from headstart.server.fields import (
     NotYetTrue,
     Number,
     NumLogprobs,
+    RequestId,
     Stop,
     StopTokenIds,
     String,
     TokenIds,
+    TruncatePromptTokens,
     must_be,
     not_yet,
 )
@@ -48,10 +52,22 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
 class StreamOptions(BaseModel):
-    """``include_usage`` asks for a last chunk with the usage and no choices."""
+    """``include_usage`` asks for a last chunk with the usage and no choices.
+
+    With ``continuous_usage_stats`` beside it every chunk has the usage so far.  ``include_obfuscation`` would
+    pad the chunks, which nobody here does; a client that sends it may go on.
+    """
 
     include_usage: Flag = None
-    continuous_usage_stats: NotYetTrue = None
+    continuous_usage_stats: Flag = None
+    include_obfuscation: Flag = None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The last ``most`` tokens of a prompt are kept; None is as many as leave room for the answer."""
+
+    most: int | None
 
 
 # The fields of a request that are `SamplingParams`' own, under the same names.
@@ -69,9 +85,20 @@ class EngineRequest(BaseModel):
     stream: Flag = None
     cache_salt: CacheSalt = None
     priority: Bits64 = None
+    request_id: RequestId = None
+
+    @property
+    def telling(self) -> Telling:
+        """How the answer is told."""
+        return PLAINLY
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """How much of the end of a prompt is kept; None for all of it."""
+        return None
 
 
-class GenerationRequest(EngineRequest):
+class GenerationRequest(CourtesyFields, EngineRequest):
     """What a chat and a completion ask for alike."""
 
     max_tokens: MaxTokens = None
@@ -86,7 +113,6 @@ class GenerationRequest(EngineRequest):
     ignore_eos: Flag = None
     include_stop_str_in_output: Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
-    user: String = None
 
     min_p: Number = None
     presence_penalty: Number = None
@@ -99,7 +125,8 @@ class GenerationRequest(EngineRequest):
     n: Annotated[
         int | None, Field(strict=True, ge=1, le=MAX_N), must_be(f"an integer between 1 and {MAX_N}")
     ] = None
-    truncate_prompt_tokens: NotYet = None
+    truncate_prompt_tokens: TruncatePromptTokens = None
+    truncation_side: Annotated[Any, not_yet("left")] = None
     response_format: Annotated[Any, not_yet({"type": "text"})] = None
     structured_outputs: NotYet = None
     structural_tag: NotYet = None
@@ -115,14 +142,35 @@ class GenerationRequest(EngineRequest):
     thinking_token_budget: NotYet = None
     vllm_xargs: Annotated[Any, not_yet({})] = None
     detokenize: NotYetFalse = None
-    skip_special_tokens: NotYetFalse = None
-    return_token_ids: NotYetTrue = None
-    return_tokens_as_token_ids: NotYetTrue = None
+    skip_special_tokens: Flag = None
+    spaces_between_special_tokens: Flag = None  # changes nothing with a fast tokenizer, and ours are fast
+    return_token_ids: Flag = None
+    return_tokens_as_token_ids: Flag = None
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far; vLLM's rule: only beside ``include_usage``."""
+        options = self.stream_options
+        return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    @property
+    def telling(self) -> Telling:
+        """How the answer is told."""
+        return Telling(
+            skip_special_tokens=self.skip_special_tokens is not False,
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+        )
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """How much of the end of a prompt is kept; None for all of it."""
+        most = self.truncate_prompt_tokens
+        return None if most is None else Truncation(None if most == -1 else most)
 
     @property
     def token_limit(self) -> int | None:

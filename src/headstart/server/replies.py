@@ -70,12 +70,13 @@ class ChatLogprobs(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One answer; ``token_ids`` only when they were asked for."""
 
     index: int
     message: ReplyMessage
     logprobs: ChatLogprobs | None
     finish_reason: EndReason
+    token_ids: list[int] | None = None
 
 
 class PromptToken(BaseModel):
@@ -91,11 +92,12 @@ PromptTokens = list[dict[int, PromptToken] | None]
 
 
 class ChatReply(Reply):
-    """A whole chat completion; ``prompt_logprobs`` are there only when they were asked for."""
+    """A whole chat completion; what is told of the prompt is there only when it was asked for."""
 
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptTokens | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Delta(BaseModel):
@@ -112,13 +114,18 @@ class ChatChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: EndReason | None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(Reply):
-    """One event of a streamed chat completion; ``usage`` is there only when it was asked for."""
+    """One event of a streamed chat completion; ``usage`` is there only when it was asked for.
+
+    So are ``prompt_token_ids``, with the first.
+    """
 
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -134,13 +141,15 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One continued prompt, whole or a chunk of it; ``prompt_logprobs`` only when they were asked for."""
+    """One continued prompt, whole or a chunk of it; the last three only when they were asked for."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: EndReason | None
     prompt_logprobs: PromptTokens | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class CompletionReply(Reply):
@@ -171,3 +180,28 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class Health(BaseModel):
+    """An engine serves."""
+
+    status: Literal["ok"]
+
+
+class Version(BaseModel):
+    """Which headstart answers."""
+
+    version: str
+
+
+class Reset(BaseModel):
+    """Everything cached was forgotten."""
+
+    success: Literal[True]
+
+
+class RefusedReset(BaseModel):
+    """Nothing was: ``error`` is an error object, and says why."""
+
+    success: Literal[False]
+    error: dict[str, str | None]

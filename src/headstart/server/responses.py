@@ -16,17 +16,17 @@ from headstart.server.response_events import ResponseEvents
 from headstart.server.response_snapshots import Snapshots
 from headstart.server.responses_input import chat_messages, chat_tool_choice, chat_tools
 from headstart.server.responses_protocol import Numbered, ResponseReply, ResponsesRequest
-from headstart.server.streaming import EventStream, json_response, until_disconnect
+from headstart.server.streaming import EVENTS, EventStream, json_response, until_disconnect
 
 
 def router(front: Front) -> APIRouter:
     """The responses route of ``front``."""
-    routes = APIRouter(dependencies=[Depends(require_json)])
+    routes = APIRouter(dependencies=[Depends(require_json)], tags=["Generation"])
 
-    @routes.post("/v1/responses", response_model=ResponseReply)
+    @routes.post("/v1/responses", response_model=ResponseReply, responses=EVENTS, summary="Answer an input")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer an input, whole or (``stream``) in events as it is generated.  Nothing is stored."""
-        ticket = front.admit(body, caller_of(request), "resp_")
+        ticket = front.admit(body, caller_of(request), "resp", "_")
         params = body.sampling(front.tokenizer.eos_token_ids)
         started = await answer(front, _conversation(body), params, ticket, shorten=True)
         snapshots = Snapshots(front, ticket, body, started.generation)

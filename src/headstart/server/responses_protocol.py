@@ -76,7 +76,10 @@ class ResponsesRequest(EngineRequest):
         must_be(f"an object of at most {MAX_METADATA} strings"),
     ] = None
     store: Flag = None  # answered with false
-    truncation: Annotated[Literal["auto", "disabled"] | None, must_be("auto or disabled")] = None
+    # Where a prompt is too long, both are an error here.
+    truncation_strategy: Annotated[
+        Literal["auto", "disabled"] | None, Field(alias="truncation"), must_be("auto or disabled")
+    ] = None
     user: String = None
 
     # Not in OpenAI's form of this API, but in vLLM's, or in OpenAI's chat: so they mean something to clients.

@@ -24,6 +24,21 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
+def _streamed(last: str) -> dict[int | str, dict[str, Any]]:
+    return {
+        200: {
+            "description": f"Whole, or with ``stream`` as server-sent events{last}.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    }
+
+
+STREAMED = _streamed("; the last is ``[DONE]``")
+"""For the OpenAPI document of a route that can stream."""
+EVENTS = _streamed(", each with its name")
+"""The same, where events have names."""
+
+
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled and unwound as soon as the client leaves.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from headstart.errors import RequestError
 from headstart.text.tokenizer import IncrementalDecoder, Tokenizer
@@ -20,6 +20,7 @@ class TextStream:
     ``min_tokens`` ids is text like any other.
 
     ``continued`` is for text that follows other text: a tokenizer's rules for the beginning do not apply.
+    Special tokens with a ``visible`` id are text.
 
     Raises ``RequestError`` for an empty stop string.
     """
@@ -33,10 +34,13 @@ class TextStream:
         min_tokens: int = 0,
         include_stop: bool = False,
         continued: bool = False,
+        visible: Collection[int] = (),
     ) -> None:
         if not all(stop):
             raise RequestError("stop strings must not be empty", param="stop", code="invalid_value")
-        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens, continued=continued)
+        self._decoder = IncrementalDecoder(
+            tokenizer, skip_special_tokens, continued=continued, visible=visible
+        )
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._stops = [_StopString(text) for text in sorted(stop, key=len, reverse=True)]

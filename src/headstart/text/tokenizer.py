@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -138,6 +138,11 @@ class Tokenizer:
         """Whether the token is markup (an end-of-turn token, say) rather than text."""
         return token_id in self._special_ids
 
+    def special_ids(self, tokens: Iterable[str]) -> dict[str, int]:
+        """Those of ``tokens`` that are special tokens of this vocabulary, with their ids."""
+        ids = {token: self._library.token_to_id(token) for token in tokens}
+        return {token: number for token, number in ids.items() if number in self._special_ids}
+
     def _ids_of(self, *tokens: str | None) -> frozenset[int]:
         ids = (self._library.token_to_id(token) for token in tokens if token is not None)
         return frozenset(token_id for token_id in ids if token_id is not None)
@@ -150,15 +155,22 @@ class IncrementalDecoder:
     per token, and a begun character, three bytes at most, is all that is held back.  An id that has no
     token adds no text: a model's embedding is often larger than its tokenizer, so it can be sampled.
     ``continued`` is for ids that follow others: the rules for a text's beginning do not apply.
+    Special tokens with a ``visible`` id are text, whatever becomes of the others.
 
     (`tokenizers`' own `DecodeStream` holds back for as long as the text ends in U+FFFD, and cannot be
     asked for the rest.)
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, continued: bool = False
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        *,
+        continued: bool = False,
+        visible: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._visible = frozenset(visible)
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._first = not continued
@@ -170,7 +182,7 @@ class IncrementalDecoder:
         """The text that these ids complete."""
         pieces = []
         for token_id in token_ids:
-            if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            if self._skips(token_id):
                 continue
             token = self._tokenizer.token(token_id)
             if token is not None:
@@ -181,6 +193,10 @@ class IncrementalDecoder:
     def finish(self) -> str:
         """U+FFFD if a character was begun and never completed, else nothing."""
         return self._without_lead(self._utf8.decode(b"", final=True))
+
+    def _skips(self, token_id: int) -> bool:
+        special = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+        return special and token_id not in self._visible
 
     def _without_lead(self, text: str) -> str:
         while text and self._num_strippable:
