@@ -68,10 +68,10 @@ class Blocks:
         """What the piece changes.  Raises `EngineError` for an answer that the engine gave up."""
         if piece.finish_reason == "abort":
             raise EngineError("the engine gave this request up before its answer had ended")
+        if piece.text and not isinstance(self._open, TextBlock):
+            yield from self._open_another(TextBlock(len(self.all)))
         self._untold += piece.tokens
         if piece.text:
-            if not isinstance(self._open, TextBlock):
-                yield from self._open_another(TextBlock(len(self.all)))
             yield from self._grow(piece.text)
         for part in piece.calls:
             if not isinstance(self._open, CallBlock) or self._open.number != part.number:
@@ -112,8 +112,8 @@ class Blocks:
         block, self._open = self._open, None
         if isinstance(block, TextBlock):
             block.tokens.extend(self._untold)
-        self._untold = ()
         if block is not None:
+            self._untold = ()  # of a call they are told nowhere
             yield Change("closed", block)
 
 

@@ -16,7 +16,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticSerializationError, to_json
 
 from headstart.engine.request import MAX_LOGPROBS
 
@@ -70,12 +70,24 @@ def _is_text(text: str) -> str:
     return text
 
 
+def _can_be_told_again(value: Any) -> Any:
+    try:
+        to_json(value)
+    except (PydanticSerializationError, ValueError, RecursionError):
+        allowed = {"allowed": "valid Unicode, and not nested too deeply"}
+        raise PydanticCustomError("must_be", "must be {allowed}", allowed) from None
+    return value
+
+
 def _few_biases(value: Any) -> Any:
     """No more than are allowed: pydantic counts the entries of an object only after it has looked at all."""
     if isinstance(value, dict) and len(value) > MAX_BIASES:
         raise ValueError
     return value
 
+
+ECHOED = AfterValidator(_can_be_told_again)
+"""For a field that the answer repeats; the last of its annotations."""
 
 T = TypeVar("T")
 # One complaint is all that is told; of a list with a million entries pydantic would write a million.

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from headstart.engine.request import SamplingParams
 from headstart.server.fields import (
+    ECHOED,
     Bits64,
     Count,
     Flag,
@@ -64,23 +65,25 @@ class ResponsesRequest(EngineRequest):
     top_p: Number = None
     top_logprobs: NumLogprobs = None
     include: Annotated[ListOf[str] | None, must_be("a list of strings")] = None
-    text: Annotated[TextConfig | None, must_be('an object like {"format": {"type": "text"}}')] = None
+    text: Annotated[TextConfig | None, must_be('an object like {"format": {"type": "text"}}'), ECHOED] = None
     tools: Annotated[
         Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None,
         must_be(f"a list of at most {MAX_TOOLS} objects"),
+        ECHOED,
     ] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, must_be("a string or an object")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, must_be("a string or an object"), ECHOED] = None
     parallel_tool_calls: Flag = None
     metadata: Annotated[
         Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None,
         must_be(f"an object of at most {MAX_METADATA} strings"),
+        ECHOED,
     ] = None
     store: Flag = None  # answered with false
     # Where a prompt is too long, both are an error here.
     truncation_strategy: Annotated[
         Literal["auto", "disabled"] | None, Field(alias="truncation"), must_be("auto or disabled")
     ] = None
-    user: String = None
+    user: Annotated[String, ECHOED] = None
 
     # Not in OpenAI's form of this API, but in vLLM's, or in OpenAI's chat: so they mean something to clients.
     top_k: Count = None
