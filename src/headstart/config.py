@@ -23,6 +23,7 @@ HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 EventPublisherName = Literal["null", "zmq"]
 KernelsName = Literal["auto", "torch"]
+ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 
@@ -315,9 +316,19 @@ def _unknown(name: str, known: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP process's part.  With ``strict`` a field that nobody knows is an error, and not ignored."""
+    """The HTTP process's part.  With ``strict`` a field that nobody knows is an error, and not ignored.
+
+    ``tool_call_parser`` names the form that the model writes tool calls in; "auto" is its chat template's.
+    ``trust_request_chat_template`` says whether requests may bring a template; ``None`` is: while callers are
+    not told apart.
+    """
 
     strict: bool = False
+    tool_call_parser: ToolCallParserName = "auto"
+    trust_request_chat_template: bool | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("tool_call_parser", self.tool_call_parser, ToolCallParserName)
 
 
 PLAIN_SERVER = ServerConfig()

@@ -214,7 +214,6 @@ def test_a_bug_is_a_500_that_tells_nothing_of_the_inside(
 BOTH: dict[str, list[Any]] = {  # what asks for something, then what asks for nothing
     "bad_words": [["x"], []],
     "allowed_token_ids": [[1], None],
-    "response_format": [{"type": "json_object"}, {"type": "text"}],
     "structural_tag": ["{}", None],
     "use_beam_search": [True, False],
     "length_penalty": [0.5, 1.0, 1],

@@ -27,6 +27,7 @@ from headstart.config import (
     PrefixIndexName,
     SchedulingPolicy,
     ServerConfig,
+    ToolCallParserName,
 )
 from headstart.engine.messages import EngineInfo
 from headstart.engine.supervisor import EngineSupervisor
@@ -103,6 +104,25 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = False,
+    tool_call_parser: Annotated[
+        ToolCallParserName,
+        typer.Option(
+            help="The form that the model writes tool calls in; auto finds it in its chat template.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "auto",
+    enable_auto_tool_choice: Annotated[  # noqa: ARG001 - other servers want it, here it is always so
+        bool, typer.Option("--enable-auto-tool-choice", hidden=True)
+    ] = False,
+    trust_request_chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            help="Take chat_template from requests. Templates are programs: they run in a sandbox that limits "
+            "their time and output, but not their memory.",
+            show_default="only while all callers share one cache",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -359,9 +379,14 @@ def serve(
             decision_log=decision_log,
             kv_events_config=KVEventsConfig.from_json(kv_events_config),
         )
+        server_config = ServerConfig(
+            strict=strict,
+            tool_call_parser=tool_call_parser,
+            trust_request_chat_template=trust_request_chat_template,
+        )
         _start_logging(requests=enable_log_requests)
         with bind(host, port) as sock:
-            asyncio.run(_serve(config, ServerConfig(strict=strict), sock, _load_text(model)))
+            asyncio.run(_serve(config, server_config, sock, _load_text(model)))
     except HeadstartError as error:
         typer.echo(f"headstart serve: {error}", err=True)
         raise typer.Exit(1) from error

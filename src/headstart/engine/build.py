@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from headstart.cache import KVCacheManager
@@ -13,6 +14,7 @@ from headstart.config import CacheConfig, EngineConfig, KVConfig
 from headstart.engine.core import EngineCore
 from headstart.engine.decision_log import DecisionLog, check_place, open_decision_log
 from headstart.engine.event_publisher import ZmqPublisher, open_publisher
+from headstart.engine.grammars import Grammars
 from headstart.engine.limits import Limits
 from headstart.engine.messages import EngineInfo
 from headstart.engine.recording import RecordingManager, steps_between_digests
@@ -26,6 +28,7 @@ from headstart.model.kv_pool import KVPool
 from headstart.model.llama import load_model
 from headstart.model.source import resolve
 from headstart.model.spec import ModelSpec, read_spec
+from headstart.text import Tokenizer
 
 _HOST_SHARE, _HOST_BOUND = 0.25, 4 << 30
 """Of a CPU's free memory the pool takes a quarter, at most 4 GiB: other programs live there too."""
@@ -85,6 +88,7 @@ def _build(config: EngineConfig, epoch: int, publisher: ZmqPublisher | None) -> 
             priorities=config.scheduler.scheduling_policy == "priority",
         ),
         publisher=publisher,
+        matchers=Grammars(partial(Tokenizer.from_directory, files.tokenizer_dir), spec.vocab_size),
     )
     if publisher is not None:
         weakref.finalize(core, publisher.close)

@@ -23,6 +23,8 @@ from headstart.engine.request import (
     StepResult,
 )
 from headstart.engine.scheduler import Scheduler
+from headstart.engine.structured import MatcherFactory, TokenMatcher
+from headstart.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,10 @@ class EventPublisher(Protocol):
 
 
 class EngineCore:
-    """Requests in, tokens out, one step at a time.  Single-threaded: nothing happens during a step."""
+    """Requests in, tokens out, one step at a time.  Single-threaded: nothing happens during a step.
+
+    Without ``matchers`` no request can have structured outputs.
+    """
 
     def __init__(
         self,
@@ -56,12 +61,14 @@ class EngineCore:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         publisher: EventPublisher | None = None,
+        matchers: MatcherFactory | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits
         self._runner = runner
         self._clock = clock
         self._publisher = publisher
+        self._matchers = matchers
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
@@ -84,6 +91,7 @@ class EngineCore:
         skip_reading = terms.skip_reading or params.prompt_logprobs is not None
         prompt = CacheRequest(request_id, prompt_token_ids, namespace=namespace)
         max_tokens = self.limits.check(prompt.token_ids(), params, priority)
+        matcher = self._matcher(params)
         now = self._clock()
         leader, *followers = (
             Request(
@@ -100,10 +108,19 @@ class EngineCore:
                 max_tokens=max_tokens,
                 arrival_time=now,
                 priority=priority,
+                matcher=matcher if matcher is None or number == 0 else matcher.copy(),
             )
             for number, name in enumerate(choice_ids(request_id, params.num_choices))
         )
         self.scheduler.add(leader, followers)
+
+    def _matcher(self, params: SamplingParams) -> TokenMatcher | None:
+        wanted = params.structured_outputs
+        if wanted is None:
+            return None
+        if self._matchers is None:
+            raise RequestError("this engine knows no structured outputs", param=wanted.origin)
+        return self._matchers.matcher(wanted, params.stop_token_ids)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request; its blocks are free before the next step.  False if it is not here."""

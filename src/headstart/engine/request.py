@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from headstart.cache import BlockCopy, CacheRequest
-from headstart.engine.structured import StructuredOutputs
+from headstart.engine.structured import StructuredOutputs, TokenMatcher
 from headstart.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -52,7 +52,7 @@ class SamplingParams:
     whose tokens have the highest mean log-probability are told, best first.
 
     ``structured_outputs`` are what the text must match: tokens that would break it are never chosen, whatever
-    the other parameters say.  Once it is complete the output ends, with ``ignore_eos`` and ``min_tokens`` too.
+    the other parameters say.  Once it is complete the output ends, ``ignore_eos`` and ``min_tokens`` or not.
 
     Raises ``RequestError`` that names the field and what is allowed.
     """
@@ -238,6 +238,8 @@ class Request:
     num_preemptions: int = 0
     token_counts: dict[int, int] | None = None
     """How often each token was generated, 0 for those that only the prompt has; None if nobody asks."""
+    matcher: TokenMatcher | None = None
+    """What its output must match, and how far it has come; None if it may be anything."""
 
     def __post_init__(self) -> None:
         if self.params.penalizes:
@@ -248,6 +250,8 @@ class Request:
         self.cache.append(token)
         if self.token_counts is not None:
             self.token_counts[token] = self.token_counts.get(token, 0) + 1
+        if self.matcher is not None:
+            self.matcher.accept(token)
 
     @property
     def num_tokens(self) -> int:
@@ -282,9 +286,10 @@ class ScheduledRow:
     """One request's share of a step: ``token_ids`` at positions ``start …`` are to be computed.
 
     ``block_ids`` is the whole block table after this step's grant, to be read only and only during
-    the step.  ``sample`` asks for the token after the last one.  ``token_counts`` are the request's
-    own, to be read only.  ``targets`` are there for requests with ``prompt_logprobs``.  ``forks`` are
-    requests that take their first token from this row's logits, too.
+    the step.  ``sample`` asks for the token after the last one.  ``token_counts`` and ``matcher`` are the
+    request's own, to be read only.  ``targets`` are there for requests with ``prompt_logprobs``.  ``forks``
+    are requests that take their first token from this row's logits, too; nothing was generated yet, so
+    their own matchers would say what this one says.
     """
 
     request_id: str
@@ -297,6 +302,7 @@ class ScheduledRow:
     token_counts: dict[int, int] | None = None
     targets: PromptTargets | None = None
     forks: tuple[tuple[str, SamplingParams], ...] = ()
+    matcher: TokenMatcher | None = None
 
     def choices(self) -> list[ScheduledRow]:
         """The row itself, and the same as a row of each of its forks."""

@@ -11,10 +11,12 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headstart.engine.request import MAX_LOGPROBS, SamplingParams, ScheduledRow, StepResult, TokenLogprob
+from headstart.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Sampler:
         asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         unmodified = logits[asking] if asking else None
         result = StepResult(failed=adjust(logits, rows))
+        result.failed.update(mask(logits, rows))
         for row, token in zip(rows, self.sample(logits, rows), strict=True):
             if row.request_id in result.failed:
                 continue
@@ -114,6 +117,8 @@ def _logprobs(logits: Tensor, tokens: Sequence[int | None]) -> list[TokenLogprob
 def adjust(logits: Tensor, rows: Sequence[ScheduledRow]) -> dict[str, str]:
     """Apply biases, penalties and ``min_tokens``, in place, to ``logits`` [R, vocab_size] of rows that ask.
 
+    Where an output with a structure may end is its matcher's affair: see `mask`.
+
     Returns, by request id, why a row could not be adjusted; its logits then mean nothing.
     """
     failed: dict[str, str] = {}
@@ -130,7 +135,7 @@ def adjust(logits: Tensor, rows: Sequence[ScheduledRow]) -> dict[str, str]:
 
 def _adjust_row(values: Tensor, row: ScheduledRow) -> None:
     params = row.params
-    if row.num_output_tokens < params.min_tokens:
+    if row.num_output_tokens < params.min_tokens and row.matcher is None:
         stops = [token for token in params.stop_token_ids if 0 <= token < len(values)]
         values[_ids(stops, values)] = -math.inf
     if params.logit_bias:
@@ -142,6 +147,33 @@ def _adjust_row(values: Tensor, row: ScheduledRow) -> None:
         some = torch.where(some > 0, some / params.repetition_penalty, some * params.repetition_penalty)
         some -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
         values[seen] = some
+
+
+def mask(logits: Tensor, rows: Sequence[ScheduledRow]) -> dict[str, str]:
+    """Put -inf, in place, wherever a row's matcher lets no token of ``logits`` [R, vocab_size] come next.
+
+    Returns, by request id, why a row's matcher could not say; its logits then mean nothing.
+    """
+    failed: dict[str, str] = {}
+    allowed: dict[int, bytes] = {}
+    for number, row in enumerate(rows):
+        if row.matcher is None:
+            continue
+        try:
+            may_end = row.num_output_tokens >= row.params.min_tokens
+            allowed[number] = row.matcher.allowed(may_end=may_end)
+        except EngineError as error:
+            failed[row.request_id] = str(error)
+        except Exception as error:  # one request's grammar is no reason to end the others
+            logger.exception("the grammar of request %s failed", row.request_id)
+            failed[row.request_id] = f"its grammar cannot be applied: {error}"
+    if allowed:
+        bits = np.frombuffer(b"".join(allowed.values()), np.uint8).reshape(len(allowed), -1)
+        forbidden = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little") == 0
+        some = torch.from_numpy(forbidden).to(logits.device)
+        where = torch.tensor(list(allowed), device=logits.device)
+        logits[where] = logits[where].masked_fill_(some, -math.inf)
+    return failed
 
 
 def _ids(token_ids: Collection[int], values: Tensor) -> Tensor:

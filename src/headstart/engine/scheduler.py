@@ -192,6 +192,7 @@ class Scheduler:
             token_counts=request.token_counts,
             targets=self._targets(request, start, start + count),
             forks=tuple((fork.request_id, fork.params) for fork in forks),
+            matcher=request.matcher,
         )
 
     @staticmethod
@@ -263,6 +264,8 @@ class Scheduler:
             return self._output(request, (), "length", prompt_logprobs=of_prompt)
         token = result.sampled[request.request_id]
         request.append(token)
+        if request.matcher is not None and request.matcher.error is not None:
+            return self._fail(request, request.matcher.error)
         reason = self._finish_reason(request, token)
         if reason is not None:
             self._remove(request)
@@ -291,6 +294,8 @@ class Scheduler:
     @staticmethod
     def _finish_reason(request: Request, token: int) -> FinishReason | None:
         if token in request.params.stop_token_ids:
+            return "stop"
+        if request.matcher is not None and request.matcher.has_ended:
             return "stop"
         if request.num_output_tokens >= request.max_tokens:
             return "length"

@@ -133,11 +133,11 @@ class TokenMatcher(Protocol):
         """Take in a generated token.  Where that was not allowed, or fails, ``error`` says so."""
         ...
 
-    def fill(self, bits: memoryview, *, may_end: bool) -> None:
-        """Write which tokens may come next: bit i % 8 of byte i // 8 is token i's.  All others are 0.
+    def allowed(self, *, may_end: bool) -> bytes:
+        """Which tokens may come next: bit i % 8 of byte i // 8 is token i's, up to a multiple of 32.
 
-        Where it may not end, it ends all the same once nothing else is possible.  Some token is always
-        allowed.  Raises ``EngineError`` where the grammar gives up.
+        Some token always may.  Where the output may not end, it ends all the same once nothing else is
+        possible.  Raises ``EngineError`` where the grammar gives up, or can never be completed.
         """
         ...
 

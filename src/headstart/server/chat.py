@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headstart.server.caller import caller_of
-from headstart.server.choice import Piece
-from headstart.server.conversation import Answer, Conversation, answer
+from headstart.server.chat_chunks import Chunks
+from headstart.server.chat_conversation import conversation_of, echo_of
+from headstart.server.choice import CallDelta, Piece
+from headstart.server.conversation import Answer, answer
 from headstart.server.front import Front, Ticket, require_json
 from headstart.server.generation import usage_of
 from headstart.server.logprobs import for_chat
-from headstart.server.protocol import ChatRequest, Message
+from headstart.server.protocol import ChatRequest
 from headstart.server.replies import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
-    ChatChunkChoice,
-    ChatLogprobs,
+    ChatEndReason,
     ChatReply,
-    Delta,
     EndReason,
     ReplyMessage,
+    ToolCall,
 )
 from headstart.server.streaming import STREAMED, EventStream, json_response, until_disconnect
 
@@ -51,48 +52,19 @@ def router(front: Front) -> APIRouter:
     return routes
 
 
-def conversation_of(body: ChatRequest) -> Conversation:
-    """What the model is to continue."""
-    return Conversation(
-        messages=[_as_the_template_sees_it(message) for message in body.messages],
-        add_generation_prompt=body.add_generation_prompt is not False,
-        add_special_tokens=bool(body.add_special_tokens),
-        variables=body.chat_template_kwargs or {},
-    )
-
-
-def _as_the_template_sees_it(message: Message) -> dict[str, Any]:
-    """Templates know no developer: OpenAI's newer word for the system role."""
-    role = "system" if message.role == "developer" else message.role
-    name = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": message.content, **name}
-
-
 async def _whole(front: Front, ticket: Ticket, started: Answer, body: ChatRequest) -> ChatReply:
     generation = started.generation
     collected: defaultdict[int, list[Piece]] = defaultdict(list)
     async with aclosing(started.pieces()) as arriving:
         async for piece in arriving:
             collected[piece.index].append(piece)
-    choices = []
-    for index, pieces in sorted(collected.items()):
-        finish_reason = pieces[-1].finish_reason
-        assert finish_reason is not None
-        text = "".join(piece.text for piece in pieces)
-        message = ReplyMessage(role="assistant", content=text, refusal=None)
-        tokens = [token for piece in pieces for token in piece.tokens]
-        told = for_chat(tokens) if generation.tells_logprobs else None
-        choice = ChatChoice(index=index, message=message, logprobs=told, finish_reason=finish_reason)
-        if body.return_token_ids:
-            choice.token_ids = [token for piece in pieces for token in piece.token_ids]
-        choices.append(choice)
     reply = ChatReply(
         id=ticket.id,
         object="chat.completion",
         created=ticket.created,
         model=front.model,
-        choices=choices,
-        usage=usage_of([started.generation]),
+        choices=[_choice(index, pieces, started, body) for index, pieces in sorted(collected.items())],
+        usage=usage_of([generation]),
     )
     if body.prompt_logprobs is not None:
         reply.prompt_logprobs = generation.prompt_logprobs(body.prompt_logprobs)
@@ -101,46 +73,53 @@ async def _whole(front: Front, ticket: Ticket, started: Answer, body: ChatReques
     return reply
 
 
+def _choice(index: int, pieces: list[Piece], started: Answer, body: ChatRequest) -> ChatChoice:
+    """One answer, from all its pieces."""
+    text = echo_of(body) + "".join(piece.text for piece in pieces)
+    calls = _calls([delta for piece in pieces for delta in piece.calls])
+    message = ReplyMessage(role="assistant", content=text if text or not calls else None, refusal=None)
+    if calls and body.functions:
+        message.function_call = calls[0].function
+    elif calls:
+        message.tool_calls = calls
+    tokens = [token for piece in pieces for token in piece.tokens]
+    choice = ChatChoice(
+        index=index,
+        message=message,
+        logprobs=for_chat(tokens) if started.generation.tells_logprobs else None,
+        finish_reason=_reason(pieces[-1].finish_reason, body),
+    )
+    if body.return_token_ids:
+        choice.token_ids = [token for piece in pieces for token in piece.token_ids]
+    return choice
+
+
+def _calls(deltas: list[CallDelta]) -> list[ToolCall]:
+    """The calls, put together from their parts."""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.id is not None and delta.name is not None:
+            function = CalledFunction(name=delta.name, arguments="")
+            calls.append(ToolCall(id=delta.id, type="function", function=function))
+        calls[-1].function.arguments += delta.arguments
+    return calls
+
+
+def _reason(reason: EndReason | None, body: ChatRequest) -> ChatEndReason:
+    assert reason is not None
+    return "function_call" if reason == "tool_calls" and body.functions else reason
+
+
 async def _chunks(
     front: Front, ticket: Ticket, started: Answer, body: ChatRequest
 ) -> AsyncGenerator[ChatChunk, None]:
-    """Each choice's role with its first token, then text, and why it ended; last the usage if asked for."""
-    head: dict[str, Any] = {
-        "id": ticket.id,
-        "object": "chat.completion.chunk",
-        "created": ticket.created,
-        "model": front.model,
-    }
-
-    def chunk(
-        index: int,
-        delta: Delta,
-        finish_reason: EndReason | None = None,
-        logprobs: ChatLogprobs | None = None,
-        token_ids: tuple[int, ...] = (),
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
-        if body.return_token_ids:
-            choice.token_ids = list(token_ids)
-        told = ChatChunk(**head, choices=[choice])
-        if body.include_usage:
-            told.usage = usage_of([started.generation]) if body.continuous_usage else None
-        return told
-
-    begun: set[int] = set()
+    """Each choice's role with its first token, then text and calls, and why it ended; last the usage."""
+    write = Chunks(ticket, front.model, started.generation, body, opening=echo_of(body))
     async with aclosing(started.pieces()) as pieces:
         async for piece in pieces:
-            if piece.index not in begun:
-                first = chunk(piece.index, Delta(role="assistant", content=""))
-                if body.return_token_ids and not begun:
-                    first.prompt_token_ids = list(started.generation.prompt)
-                yield first
-                begun.add(piece.index)
-            ids = piece.token_ids if body.return_token_ids else ()
-            if piece.text or piece.tokens or ids:
-                told = for_chat(piece.tokens) if piece.tokens else None
-                yield chunk(piece.index, Delta(content=piece.text), logprobs=told, token_ids=ids)
-            if piece.finish_reason:
-                yield chunk(piece.index, Delta(), piece.finish_reason)
+            for chunk in write.of(piece):
+                yield chunk
+            if piece.finish_reason is not None:
+                yield write.end(piece.index, _reason(piece.finish_reason, body))
     if body.include_usage:
-        yield ChatChunk(**head, choices=[], usage=usage_of([started.generation]))
+        yield write.usage()

@@ -17,7 +17,8 @@ from headstart.text import TextStream, Tokenizer
 class CallDelta:
     """A part of a tool call: the first of each ``number`` has its ``id`` and ``name``.
 
-    The ``arguments`` of all its parts together are the JSON text of one object.
+    The ``arguments`` of all its parts together are the JSON text of one object, as the model wrote it: where
+    it was cut short by ``max_tokens``, or wrote no JSON, they are not.
     """
 
     number: int
@@ -53,10 +54,14 @@ class Echo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telling:
-    """How an answer is told: with its markers as text or without, and tokens by their text or their ids."""
+    """How an answer is told: with its markers as text or without, and tokens by their text or their ids.
+
+    ``visible`` ids are text in any case, because whoever reads it for tool calls must see them.
+    """
 
     skip_special_tokens: bool = True
     tokens_as_ids: bool = False
+    visible: frozenset[int] = frozenset()
 
 
 PLAINLY = Telling()
@@ -85,6 +90,7 @@ class Choice:
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,
             continued=echo is not None,
+            visible=telling.visible,
         )
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs

@@ -35,6 +35,7 @@ def router(front: Front) -> APIRouter:
         """Continue each prompt, whole or (``stream``) as it is generated."""
         ticket = front.admit(body, caller_of(request), "cmpl")
         params = body.sampling(front.tokenizer.eos_token_ids)
+        await front.check_structure(params)
         special = body.add_special_tokens is not False
         prompts = [
             prompt if isinstance(prompt, list) else await front.encode(prompt, add_special_tokens=special)

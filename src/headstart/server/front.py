@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from headstart.config import PLAIN_SERVER, ServerConfig
 from headstart.engine.choices import as_ranked
+from headstart.engine.grammars import Grammars
 from headstart.engine.request import CacheTerms, SamplingParams
 from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
@@ -20,7 +21,7 @@ from headstart.server.choice import PLAINLY, Echo, Telling
 from headstart.server.generation import Generation
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import EngineRequest, Truncation
-from headstart.text import ChatTemplate, Tokenizer
+from headstart.text import ChatTemplate, RequestTemplates, Tokenizer
 
 # Longer texts are tokenised in a thread, so that other requests, and /health, need not wait; for shorter
 # ones the thread costs more than it saves.
@@ -54,7 +55,13 @@ class Front:
     metrics: Metrics
     model: str
     config: ServerConfig = PLAIN_SERVER
+    request_templates: RequestTemplates = field(default_factory=RequestTemplates)
     created: int = field(default_factory=lambda: int(time.time()))
+    grammars: Grammars = field(init=False)
+
+    def __post_init__(self) -> None:
+        grammars = Grammars(lambda: self.tokenizer, self.client.info.vocab_size)
+        object.__setattr__(self, "grammars", grammars)
 
     def admit(self, body: EngineRequest, caller: Caller, prefix: str, separator: str = "-") -> Ticket:
         """A ticket for this request of ``caller``, if it is one for us; its id begins with ``prefix``.
@@ -132,6 +139,15 @@ class Front:
         room = min(info.max_model_len, info.kv_capacity_tokens + 1)
         answer = 1 if params.max_tokens is None else params.max_tokens
         return prompt[-(ticket.truncation.most or max(1, room - answer)) :]
+
+    async def check_structure(self, params: SamplingParams) -> None:
+        """Raises `RequestError` for structured outputs that cannot be compiled, or that no text can match.
+
+        So a client learns at once, and the engine is not bothered; compiling takes place off the event loop.
+        """
+        wanted = params.structured_outputs
+        if wanted is not None:
+            await asyncio.to_thread(self.grammars.matcher, wanted, params.stop_token_ids)
 
     def generate(
         self,

@@ -81,6 +81,13 @@ class Generation:
         """What the model thought of the prompt, once all `pieces` are through."""
         return for_prompt(self._tokenizer, self.prompt, self._prompt_logprobs, top=top)
 
+    def end(self, index: int) -> None:
+        """Nothing more of this choice is wanted: it has stopped, and the engine need not go on."""
+        for name, choice in self._choices.items():
+            if choice.index == index and not choice.ended:
+                choice.end("stop")
+                self._abort(name)
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The texts as they are settled.  Raises `EngineError` when the engine fails."""
         ended: FinishReason = "abort"  # of choices that have not ended by themselves

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field, model_validator
 
 from headstart.engine.request import MAX_BEST_OF, MAX_N, SamplingParams
 from headstart.errors import RequestError
@@ -43,11 +42,14 @@ from headstart.server.fields import (
     must_be,
     not_yet,
 )
+from headstart.server.structured import Choices, ResponseFormat, Schema, StructuredFields, structure_of
+from headstart.server.tool_fields import Calls, Choice, FunctionChoice, Functions, OneCalled, Tools
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # of all prompts together, before the best are sought
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
+MAX_DOCUMENTS = 10_000
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -127,13 +129,18 @@ class GenerationRequest(CourtesyFields, EngineRequest):
     ] = None
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: Annotated[Any, not_yet("left")] = None
-    response_format: Annotated[Any, not_yet({"type": "text"})] = None
-    structured_outputs: NotYet = None
+    response_format: Annotated[ResponseFormat | None, must_be('an object like {"type": "json_object"}')] = (
+        None
+    )
+    structured_outputs: Annotated[
+        StructuredFields | None, must_be('an object like {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}')
+    ] = None
     structural_tag: NotYet = None
-    guided_json: NotYet = None
-    guided_regex: NotYet = None
-    guided_choice: NotYet = None
-    guided_grammar: NotYet = None
+    guided_json: Schema = None
+    guided_regex: String = None
+    guided_choice: Choices = None
+    guided_grammar: String = None
+    guided_whitespace_pattern: String = None
     bad_words: Annotated[Any, not_yet([])] = None
     allowed_token_ids: NotYet = None
     logits_processors: Annotated[Any, not_yet([])] = None
@@ -216,24 +223,31 @@ class GenerationRequest(CourtesyFields, EngineRequest):
             max_tokens=self.token_limit,
             logprobs=self.num_logprobs,
             prompt_logprobs=self.num_prompt_logprobs,
+            structured_outputs=structure_of(self),
         )
         return params.ending_at(eos_token_ids)
 
 
 class Message(BaseModel):
-    """One message of a chat; an assistant's may come without content, as OpenAI's own do."""
+    """One message of a chat; an assistant's may come without content, as OpenAI's own do.
+
+    An assistant's calls of tools are answered by messages of the role ``tool`` with the call's id; or, in the
+    older form, a ``function_call`` by one of the role ``function``.
+    """
 
     role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool"],
-        must_be("one of system, developer, user, assistant and tool"),
+        Literal["system", "developer", "user", "assistant", "tool", "function"],
+        must_be("one of system, developer, user, assistant, tool and function"),
     ]
     content: Annotated[
         str | Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_PARTS)],
         must_be(f'a string or a list of at most {MAX_PARTS} parts like {{"type": "text", "text": "…"}}'),
     ]
     name: String = None
-    tool_calls: Annotated[Any, not_yet([])] = None
-    function_call: NotYet = None
+    tool_calls: Calls = None
+    tool_call_id: String = None
+    function_call: OneCalled = None
+    reasoning_content: String = None
 
     @model_validator(mode="before")
     @classmethod
@@ -247,39 +261,48 @@ class Message(BaseModel):
         return message
 
 
-def _only_to_be_left_alone(tools: Any, info: ValidationInfo) -> Any:
-    if tools and info.data.get("tool_choice") != "none":
-        raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": '[] or tool_choice "none"'})
-    return tools
-
-
 class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[ListOf[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit = None
     add_generation_prompt: Flag = None
+    continue_final_message: Flag = None
+    echo: Flag = None
+    chat_template: String = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
+    documents: Annotated[
+        Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None,
+        must_be(f"a list of at most {MAX_DOCUMENTS} objects"),
+    ] = None
+    reasoning_effort: String = None
 
     logprobs: Flag = None
     top_logprobs: NumLogprobs = None
     best_of: Annotated[Any, not_yet(1)] = None
-    tool_choice: Annotated[Any, not_yet("none", "auto")] = None
-    # With tool_choice "none" none may be called, so the model is not told of any.
-    tools: Annotated[
-        list[dict[str, Any]] | None, must_be("a list of objects"), AfterValidator(_only_to_be_left_alone)
-    ] = None
-    functions: Annotated[Any, not_yet([])] = None
-    function_call: Annotated[Any, not_yet("none", "auto")] = None
+    tools: Tools = None
+    tool_choice: Choice = None
+    parallel_tool_calls: Flag = None
+    functions: Functions = None
+    function_call: FunctionChoice = None
     modalities: Annotated[Any, not_yet(["text"])] = None
     audio: NotYet = None
-    continue_final_message: NotYetTrue = None
-    chat_template: NotYet = None
-    documents: Annotated[Any, not_yet([])] = None
-    echo: NotYetTrue = None
     add_special_tokens: Flag = None
     web_search_options: NotYet = None
     mm_processor_kwargs: Annotated[Any, not_yet({})] = None
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the answer may have calls of tools."""
+        choice = self.function_call if self.tool_choice is None else self.tool_choice
+        return bool(self.tools or self.functions) and choice != "none"
+
+    @property
+    def opens_a_turn(self) -> bool:
+        """Whether the answer is a message of its own: unless told otherwise, and unless one is left open."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
 
     @property
     def token_limit(self) -> int | None:

@@ -15,6 +15,9 @@ from headstart.engine.request import FinishReason
 EndReason = FinishReason | Literal["tool_calls"]
 """Why a choice ended, as a client is told it."""
 
+ChatEndReason = EndReason | Literal["function_call"]
+"""The same, with the older word for calls."""
+
 
 class PromptTokensDetails(BaseModel):
     """How many of the prompt's tokens came from the cache."""
@@ -40,12 +43,32 @@ class Reply(BaseModel):
     model: str
 
 
+class CalledFunction(BaseModel):
+    """What is to be called; ``arguments`` are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ReplyMessage(BaseModel):
-    """The assistant's message."""
+    """The assistant's message; ``content`` is null where there are only calls.
+
+    ``function_call`` is the older form of ``tool_calls``, for those who asked in it.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class TopToken(BaseModel):
@@ -75,7 +98,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ReplyMessage
     logprobs: ChatLogprobs | None
-    finish_reason: EndReason
+    finish_reason: ChatEndReason
     token_ids: list[int] | None = None
 
 
@@ -100,11 +123,29 @@ class ChatReply(Reply):
     prompt_token_ids: list[int] | None = None
 
 
+class FunctionDelta(BaseModel):
+    """What a chunk adds to a call: its name, or more of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(BaseModel):
+    """What a chunk adds to the call of this ``index``; ``id`` and ``type`` come with the name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """What a chunk adds to the message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -113,7 +154,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: EndReason | None
+    finish_reason: ChatEndReason | None
     token_ids: list[int] | None = None
 
 

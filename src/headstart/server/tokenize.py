@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from headstart.errors import RequestError
 from headstart.server.caller import caller_of
-from headstart.server.chat import conversation_of
+from headstart.server.chat_conversation import conversation_of
 from headstart.server.conversation import prompt_of
 from headstart.server.errors import HIDDEN_TAG
 from headstart.server.fields import Flag, String, TokenIds, must_be
@@ -80,7 +80,8 @@ def router(front: Front) -> APIRouter:
         if isinstance(body, TokenizeChat):
             ticket = front.admit(body, caller_of(request), "tokenize")
             params = body.sampling(front.tokenizer.eos_token_ids)
-            tokens = front.truncated(await prompt_of(front, conversation_of(body)), params, ticket)
+            tokens = await prompt_of(front, conversation_of(body), ticket.caller)
+            tokens = front.truncated(tokens, params, ticket)
         else:
             tokens = await front.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         spelled = [front.tokenizer.token(token) or "" for token in tokens] if body.return_token_strs else None

@@ -16,29 +16,29 @@ MAX_PROMPT = 2**24
 
 
 class RequestTemplates:
-    """Templates by their source; ``named`` tokens are those of the model."""
+    """Templates by their source, and by the named tokens of the model."""
 
-    def __init__(self, named: Mapping[str, str]) -> None:
-        self._named = named
-        self._compiled = lru_cache(maxsize=MAX_KEPT)(self._compile)
+    def __init__(self) -> None:
+        self._compiled = lru_cache(maxsize=MAX_KEPT)(_compile)
 
-    def get(self, source: str) -> ChatTemplate:
+    def get(self, source: str, named: Mapping[str, str]) -> ChatTemplate:
         """The template ``source``.  Raises ``RequestError`` if it is none, or too long."""
         if len(source) > MAX_LENGTH:
             raise _refused(f"may have at most {MAX_LENGTH:,} characters, got {len(source):,}")
-        return self._compiled(source)
+        return self._compiled(source, tuple(named.items()))
 
-    def _compile(self, source: str) -> ChatTemplate:
-        try:
-            return ChatTemplate(
-                source,
-                named=self._named,
-                seconds=MAX_SECONDS,
-                max_length=MAX_PROMPT,
-                called="the request's chat template",
-            )
-        except CorruptModelError as error:
-            raise _refused(f"is no template: {error.__cause__}") from error
+
+def _compile(source: str, named: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    try:
+        return ChatTemplate(
+            source,
+            named=dict(named),
+            seconds=MAX_SECONDS,
+            max_length=MAX_PROMPT,
+            called="the request's chat template",
+        )
+    except CorruptModelError as error:
+        raise _refused(f"is no template: {error.__cause__}") from error
 
 
 def _refused(complaint: str) -> RequestError:

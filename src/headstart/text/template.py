@@ -186,10 +186,10 @@ def _with_text(message: Any, index: int) -> dict[str, Any]:
     """The message with its content as one string, and the arguments of its calls as objects."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise _refused(f"messages[{index}] must be an object with a role")
-    message = _with_objects(message)
-    content = message.get("content")
+    said = _with_objects(message)
+    content = said.get("content")
     if content is None or isinstance(content, str):
-        return message
+        return said
     if not isinstance(content, Sequence):
         raise _refused(f"messages[{index}].content must be a string or a list of text parts")
     texts = []
@@ -203,7 +203,7 @@ def _with_text(message: Any, index: int) -> dict[str, Any]:
                 )
             case _:
                 raise _refused(f'messages[{index}].content[{number}] must be {{"type": "text", "text": "…"}}')
-    return {**message, "content": "\n".join(texts)}
+    return {**said, "content": "\n".join(texts)}
 
 
 def _with_objects(message: Mapping[Any, Any]) -> dict[str, Any]:

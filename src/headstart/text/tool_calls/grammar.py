@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.text.tool_calls.tools import Tool
@@ -26,7 +26,7 @@ def choice_of(tools: Sequence[Tool], before: Callable[[str], str], after: str) -
     ``before`` is what comes before the arguments of the tool of that name, ``after`` what comes behind them.
     """
     ways = [f"{before(tool.name)} args_{number} {quoted(after)}" for number, tool in enumerate(tools)]
-    schemas = [json.dumps(_arguments(tool.parameters), ensure_ascii=False) for tool in tools]
+    schemas = [json.dumps(_arguments(tool), ensure_ascii=False) for tool in tools]
     rules = [f"args_{number}: %json {schema}" for number, schema in enumerate(schemas)]
     return "\n".join([f"call: {' | '.join(ways)}", *rules])
 
@@ -41,7 +41,8 @@ def repeated(rule: str, separator: str, *, several: bool) -> str:
     return f"{rule} ({quoted(separator)} {rule})*" if several else rule
 
 
-def _arguments(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def _arguments(tool: Tool) -> dict[str, Any]:
     """The schema of an object without needless white space."""
-    schema = dict(parameters or {"properties": {}, "additionalProperties": False})
-    return {"type": "object", **schema, "x-guidance": _AS_TEMPLATES_WRITE}
+    schema = dict(tool.parameters or {"properties": {}, "additionalProperties": False})
+    options = {**_AS_TEMPLATES_WRITE, "lenient": not tool.strict}
+    return {"type": "object", **schema, "x-guidance": options}

@@ -9,16 +9,23 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool's name and the JSON schema of its arguments; None takes none."""
+    """A tool's name and the JSON schema of its arguments; None takes none.
+
+    Where a schema has a keyword that cannot be enforced, a ``strict`` tool is an error; others go without.
+    """
 
     name: str
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False
 
     @classmethod
     def all_of(cls, tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
         """Those of a request, which has them in OpenAI's form."""
         functions = [tool["function"] for tool in tools]
-        return [cls(function["name"], function.get("parameters")) for function in functions]
+        return [
+            cls(function["name"], function.get("parameters"), function.get("strict") is True)
+            for function in functions
+        ]
 
     @property
     def properties(self) -> Mapping[str, Any]:
