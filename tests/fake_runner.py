@@ -22,6 +22,7 @@ from headstart.engine.request import (
     PromptLogprob,
     Request,
     RequestOutput,
+    Retention,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -180,6 +181,8 @@ class Bench:
         stop_token_ids: tuple[int, ...] = (),
         salt: str | None = None,
         priority: int = 0,
+        skip_writing: bool = False,
+        retention: Retention | None = None,
         **sampling: Any,
     ) -> Request:
         """Queue a request; returns its first choice."""
@@ -194,12 +197,14 @@ class Bench:
                     prompt,
                     namespace=Namespace(salt=salt),
                     skip_reading=params.prompt_logprobs is not None,
+                    skip_writing=skip_writing,
                 ),
                 params=of_choice(params, number),
                 num_prompt_tokens=len(prompt),
                 max_tokens=max_tokens,
                 arrival_time=0.0,
                 priority=priority,
+                retention=retention,
             )
             for number, choice in enumerate(choice_ids(name, params.num_choices))
         ]

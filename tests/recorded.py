@@ -10,7 +10,7 @@ from headstart.config import PrefixIndexName, SchedulerConfig
 from headstart.engine.decision_log import open_decision_log
 from headstart.engine.decisions import Record
 from headstart.engine.recording import RecordingManager
-from headstart.engine.request import Request, SamplingParams
+from headstart.engine.request import Request, Retention, SamplingParams
 from headstart.engine.scheduler import Scheduler
 from tests.fake_runner import FakeRunner
 
@@ -61,6 +61,7 @@ class _Door:
             skip_reading=rng.random() < 0.2,
             num_prompt_tokens=rng.choice([None, rng.randint(0, len(tokens))]),
             retention_priority=rng.choice([0, 0, 0, 1, 7]),
+            skip_writing=rng.random() < 0.2,
         )
         hit = self.manager.get_computed_blocks(request)
         hit = rng.choice([hit, hit.without_copy()])
@@ -84,6 +85,7 @@ class _Door:
             namespace=request.namespace,
             media=request.media,
             prompt_embeds=request.prompt_embeds,
+            skip_writing=request.skip_writing,
         )
         child.append(self.rng.randrange(2))
         self.manager.fork(request, child)
@@ -92,6 +94,8 @@ class _Door:
     def pin(self, request: CacheRequest) -> None:
         if self.rng.random() < 0.3:
             self.manager.unpin(request.request_id)
+        elif self.rng.random() < 0.3:
+            self.manager.retain(request, self.rng.choice([0.1, 100.0]), self.rng.choice([None, "a", "b"]))
         else:
             self.manager.pin(request, self.rng.choice([0.1, 0.5, 100.0]))
 
@@ -163,9 +167,11 @@ def live_in_an_engine(manager: KVCacheManager, rng: random.Random, steps: int) -
                 namespace=namespace,
                 skip_reading=rng.random() < 0.2,
                 retention_priority=rng.choice([0, 0, 3]),
+                skip_writing=rng.random() < 0.1,
             )
             params = SamplingParams(max_tokens=most)
-            scheduler.add(Request(name, cache, params, len(prompt), most, 0.0))
+            kept = rng.choice([None, None, Retention(0.5), Retention(50.0, "a")])
+            scheduler.add(Request(name, cache, params, len(prompt), most, 0.0, retention=kept))
             if rng.random() < 0.2:
                 manager.pin(cache, rng.choice([0.05, 0.5, 50.0]))
         if rng.random() < 0.1:

@@ -34,7 +34,7 @@ def test_a_log_is_gzip_over_json_lines_for_its_owner_alone(tmp_path: Path) -> No
     assert not log.is_open
     header, *records = lines(tmp_path / "run.log")
     assert isinstance(header, dict)
-    assert (header["format"], header["version"]) == ("headstart decision log", 2)
+    assert (header["format"], header["version"]) == ("headstart decision log", 3)
     assert header["cache"]["num_blocks"] == 7
     assert header["cache"]["index"] == "hash"
     assert records == [["gone", 3], ["commit", 5]]

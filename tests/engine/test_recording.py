@@ -30,6 +30,7 @@ from headstart.engine.decisions import (
     PinCall,
     Pinned,
     Reset,
+    RetainCall,
     Rollback,
     Seen,
     State,
@@ -242,3 +243,19 @@ def test_every_call_that_can_change_something_is_recorded() -> None:
     for name in door:
         plain, recorded = getattr(KVCacheManager, name), getattr(RecordingManager, name)
         assert inspect.signature(plain) == inspect.signature(recorded)
+
+
+def test_retentions_and_opt_outs_are_recorded(manager: RecordingManager, tape: Tape) -> None:
+    request = CacheRequest("a", range(8))
+    manager.begin_step(1.0)
+    admit(manager, request)
+    manager.commit_step()
+    assert manager.retain(request, 5.0, "chat") is not None
+    assert manager.retain(CacheRequest("b", [7], skip_writing=True, skip_reading=True), 5.0) is None
+    silent = Seen(1, "b", [7], skip_reading=True, skip_writing=True)
+    assert tape.records[-4:-1] == [
+        RetainCall(0, 5.0, "chat", Pinned(2, 6.0)),
+        silent,
+        RetainCall(1, 5.0, None, None),
+    ]
+    assert isinstance(tape.records[-1], Gone)

@@ -262,9 +262,9 @@ def test_a_law_that_is_broken_is_found_by_checking(tmp_path: Path, monkeypatch: 
         (gzip.compress(b"hello\n", mtime=0), "no decision log"),
         (
             b'{"format": "headstart decision log", "version": 1}\n',
-            "of format 1, .* reads format 2",
+            "of format 1, .* reads format 3",
         ),
-        (b'{"format": "headstart decision log", "version": 2}\n', "header that makes no sense"),
+        (b'{"format": "headstart decision log", "version": 3}\n', "header that makes no sense"),
         (b"\x1f\x8bnot gzip at all", "damaged"),
     ],
 )

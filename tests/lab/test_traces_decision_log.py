@@ -147,7 +147,7 @@ def test_what_tokens_do_not_tell_is_skipped_with_a_reason(tmp_path: Path) -> Non
     assert [why for _, why in whys(trace)] == [
         "the prompt has images or other media",
         "the prompt has embeddings",
-        "the request wants its prompt's log-probabilities, and reads nothing from the cache",
+        "the request reads nothing from the cache",
     ]
 
 
@@ -208,7 +208,7 @@ def test_records_about_what_the_log_does_not_have_are_skipped(tmp_path: Path) ->
 
 def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "old.log"
-    path.write_bytes(header_line(tmp_path).replace(b'"version":2', b'"version":1'))
+    path.write_bytes(header_line(tmp_path).replace(b'"version":3', b'"version":1'))
     with pytest.raises(LogError, match=r"old\.log is a decision log of format 1"):
         read(path)
 

@@ -4,7 +4,7 @@ The oracle knows nothing of trees and digests.  It keeps what every slot of ever
 if a model ran: the namespace and the entire list up to that slot of tokens, with the images and
 embeddings that stand behind them.  A hit is right if every slot it hands out holds exactly the request's
 own prefix; it is complete if no longer one could be had.  The radix index's ends inside no image.
-Requests that skip reading, and preempted ones that come back, are among those it sees.
+Requests that skip reading, that skip writing, and preempted ones that come back, are among those it sees.
 
 With a weak hash, digests of different contents are often equal: then what came second is not findable.
 
@@ -169,6 +169,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.most_pinned = int(share * num_blocks)
         self.pinned: dict[str, tuple[float, set[Prefix]]] = {}  # until when; each block as its whole prefix
+        self.retained: list[str] = []  # those of them that give way, the longest retained first
 
     # -- the oracle ------------------------------------------------------------------------------
 
@@ -181,7 +182,8 @@ class CacheMachine(RuleBasedStateMachine):
     def expected_hit(self, request: CacheRequest) -> int:
         limit = request.num_tokens - 1
         if request.skip_reading:
-            limit = min(limit, self.committed.get(request.request_id, 0))
+            own = 0 if request.skip_writing else self.committed.get(request.request_id, 0)
+            limit = min(limit, own)
         hit = self.longest(request, limit)
         if self.index == "radix":
             while inside := [start for start, end, _ in units(request, self.size) if start < hit < end]:
@@ -221,7 +223,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def publish(self, live: Live) -> None:
         request, size = live.request, self.size
-        if live.collided:
+        if live.collided or request.skip_writing:
             return
         chain = self.follower.chain(request, live.computed // size) if self.has_weak_hash else []
         for index, block_id in enumerate(self.manager.block_table(request.request_id)):
@@ -332,6 +334,7 @@ class CacheMachine(RuleBasedStateMachine):
         blind=st.integers(0, 9),
         keep_copy=st.booleans(),
         skip_reading=st.sampled_from([False, False, True]),
+        skip_writing=st.sampled_from([False, False, False, True]),
         priority=st.sampled_from([0, 0, 0, 1, 9]),
         num_prompt_tokens=st.integers(0, 14),
         images=st.lists(st.tuples(st.sampled_from([2, 3]), st.integers(0, 3)), max_size=2),
@@ -345,6 +348,7 @@ class CacheMachine(RuleBasedStateMachine):
         blind: int,
         keep_copy: bool,
         skip_reading: bool,
+        skip_writing: bool,
         priority: int,
         num_prompt_tokens: int,
         images: list[tuple[int, int]],
@@ -363,6 +367,7 @@ class CacheMachine(RuleBasedStateMachine):
             media=media,
             prompt_embeds=None if rows is None or len(tokens) < 4 else PromptEmbeds(rows, 4),
             skip_reading=skip_reading,
+            skip_writing=skip_writing,
             num_prompt_tokens=min(num_prompt_tokens, len(tokens)),
             retention_priority=priority,
         )
@@ -375,9 +380,16 @@ class CacheMachine(RuleBasedStateMachine):
         more=st.integers(0, 1),
         blind=st.integers(0, 2),
         chunk=st.integers(4, 14),
+        skip_writing=st.sampled_from([False, False, True]),
     )
     def admit_a_twin(
-        self, data: st.DataObject, namespace: Namespace | None, more: int, blind: int, chunk: int
+        self,
+        data: st.DataObject,
+        namespace: Namespace | None,
+        more: int,
+        blind: int,
+        chunk: int,
+        skip_writing: bool,
     ) -> None:
         """The content of a live one once more, maybe in the same step, maybe in another namespace."""
         model = self.live[data.draw(st.sampled_from(sorted(self.live)))].request
@@ -388,6 +400,7 @@ class CacheMachine(RuleBasedStateMachine):
             namespace=namespace or model.namespace,
             media=model.media,
             prompt_embeds=model.prompt_embeds,
+            skip_writing=skip_writing,
             num_prompt_tokens=model.num_prompt_tokens,
         )
         self.let_in(request, chunk, blind, keep_copy=True, counts=True)
@@ -399,6 +412,23 @@ class CacheMachine(RuleBasedStateMachine):
         self.counter += 1
         request = CacheRequest(f"r{self.counter}", [self.counter + 9] * (count * self.size))
         self.let_in(request, request.num_tokens, blind=1, keep_copy=True, counts=True)
+        if self.open:
+            self.commit()
+            if not keep:
+                self.release(request.request_id)
+
+    @precondition(lambda self: not self.open)
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
+        namespace=NAMESPACES,
+        skip_writing=st.booleans(),
+        keep=st.sampled_from([False, False, True]),
+    )
+    def serve(self, tokens: list[int], namespace: Namespace, skip_writing: bool, keep: bool) -> None:
+        """A whole life in one go."""
+        self.counter += 1
+        request = CacheRequest(f"r{self.counter}", tokens, namespace=namespace, skip_writing=skip_writing)
+        self.let_in(request, len(tokens), blind=1, keep_copy=True, counts=True)
         if self.open:
             self.commit()
             if not keep:
@@ -492,8 +522,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.open = True
 
     @precondition(lambda self: any(live.before is None for live in self.live.values()))
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def fork(self, data: st.DataObject, token: int) -> None:
+    @rule(data=st.data(), token=st.integers(0, 1), silent=st.sampled_from([False, False, True]))
+    def fork(self, data: st.DataObject, token: int, silent: bool) -> None:
         name = data.draw(st.sampled_from(sorted(n for n, live in self.live.items() if live.before is None)))
         live = self.live[name]
         self.counter += 1
@@ -506,6 +536,7 @@ class CacheMachine(RuleBasedStateMachine):
             media=live.request.media,
             prompt_embeds=live.request.prompt_embeds,
             skip_reading=live.request.skip_reading,
+            skip_writing=live.request.skip_writing or silent,
         )
         free, table = self.manager.free_block_ids(), self.manager.block_table(name)
         self.manager.fork(live.request, child)
@@ -583,7 +614,8 @@ class CacheMachine(RuleBasedStateMachine):
                 ):
                     del self.cached[block_id]  # an extra copy
         elif (
-            computed % self.size
+            not live.request.skip_writing
+            and computed % self.size
             and (computed - 1) // self.size < len(table)
             and table[computed // self.size] not in held
         ):
@@ -597,6 +629,9 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cached[table[start // self.size]] = entry
                 if not self.open:
                     self.drop_covered()
+        if live.request.skip_writing and not in_step:  # nothing that can be found goes for what cannot
+            own = set(table) - held - set(self.cached)
+            assert set(self.manager.free_block_ids()[: len(own)]) == own
 
     @rule()
     def reset(self) -> None:
@@ -608,6 +643,7 @@ class CacheMachine(RuleBasedStateMachine):
         if done:
             self.cached.clear()
             self.pinned.clear()
+            self.retained.clear()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 2.5, 6.0]))
     @precondition(lambda self: not self.open)
@@ -615,6 +651,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.now += seconds
         self.manager.begin_step(self.now)
         self.pinned = {name: pin for name, pin in self.pinned.items() if pin[0] > self.now}
+        self.retained = [name for name in self.retained if name in self.pinned]
 
     def pinnable(self, request: CacheRequest) -> set[Prefix]:
         written = {
@@ -653,8 +690,53 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.manager.pins == before[0]
             return
         assert pin == self.manager.pins[-1]
-        self.pinned.pop(request.request_id, None)
+        self.let_go(request.request_id)
         self.pinned[request.request_id] = self.now + seconds, found
+
+    def let_go(self, name: str) -> None:
+        self.pinned.pop(name, None)
+        if name in self.retained:
+            self.retained.remove(name)
+
+    @rule(
+        data=st.data(),
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
+        namespace=NAMESPACES,
+        seconds=st.sampled_from([0.5, 2.0, 100.0]),
+        name=st.sampled_from([None, "k0", "k1", "k2", "k3", "p0"]),
+        again=st.integers(0, 4),
+    )
+    def retain(
+        self,
+        data: st.DataObject,
+        tokens: list[int],
+        namespace: Namespace,
+        seconds: float,
+        name: str | None,
+        again: int,
+    ) -> None:
+        request = CacheRequest("p1", tokens, namespace=namespace)
+        if self.live and again:
+            request = self.live[data.draw(st.sampled_from(sorted(self.live)))].request
+        name_or_id = request.request_id if name is None else name
+        found = self.pinnable(request)
+        pinned = {other: kept for other, kept in self.pinned.items() if other not in self.retained}
+        lasting = {content for _, kept in pinned.values() for content in kept}
+        free = set(self.manager.free_block_ids())
+        pin = self.manager.retain(request, seconds, name)
+        assert set(self.manager.free_block_ids()) == free
+        if not 0 < request.num_tokens // self.size <= self.most_pinned:
+            assert pin is None
+            return
+        while len(self.pinned_contents() | found) > self.most_pinned and self.retained:
+            self.let_go(name_or_id if name_or_id in self.retained else self.retained[0])
+        assert (pin is None) == (not found or len(lasting | found) > self.most_pinned)
+        if len(self.pinned_contents() | found) <= self.most_pinned:
+            self.let_go(name_or_id)
+            if found:
+                self.pinned[name_or_id] = self.now + seconds, found
+                self.retained.append(name_or_id)
+        assert pin is None or pin == self.manager.pins[-1]
 
     @precondition(lambda self: self.pinned)
     @rule(data=st.data())
@@ -662,7 +744,7 @@ class CacheMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.pinned)))
         assert self.manager.unpin(name)
         assert not self.manager.unpin(name)
-        del self.pinned[name]
+        self.let_go(name)
 
     @precondition(lambda self: self.admitted)
     @rule(data=st.data())

@@ -220,7 +220,11 @@ class MissMachine(RuleBasedStateMachine):
         gone = [text for text in history.ghosts if text[0] == own]
         if self.index == "hash":
             beside += [text for text in gone if history.ghosts[text] is None]
-        tops = [live for live in self.live.values() if live.request.namespace == own]
+        tops = [
+            live
+            for live in self.live.values()
+            if live.request.namespace == own and not live.request.skip_writing
+        ]
         first = next(
             (
                 (history.now - seen[0], history.taken - seen[1])
@@ -266,6 +270,7 @@ class MissMachine(RuleBasedStateMachine):
         images: tuple[tuple[str, int, int], ...],
         *,
         skip_reading: bool = False,
+        skip_writing: bool = False,
     ) -> CacheRequest:
         self.counter += 1
         tokens = list(PROMPTS[prompt][: max(1, len(PROMPTS[prompt]) - cut)])
@@ -280,6 +285,7 @@ class MissMachine(RuleBasedStateMachine):
             namespace=Namespace(salt=salt),
             media=media,
             skip_reading=skip_reading,
+            skip_writing=skip_writing,
             num_prompt_tokens=len(tokens),
         )
 
@@ -300,7 +306,9 @@ class MissMachine(RuleBasedStateMachine):
         chunk: int,
         chance: int,
     ) -> None:
-        request = self.ask(prompt, cut, salt, images, skip_reading=chance == 19)
+        request = self.ask(
+            prompt, cut, salt, images, skip_reading=chance == 19, skip_writing=chance in (16, 17)
+        )
         self.let_in(request, chunk, blind=chance == 18, keep_copy=chance < 15)
 
     @rule(
@@ -369,6 +377,7 @@ class MissMachine(RuleBasedStateMachine):
             [*live.request.token_ids(0, known), token],
             namespace=live.request.namespace,
             media=live.request.media,
+            skip_writing=live.request.skip_writing,
         )
         self.manager.fork(live.request, child)
         self.live[child.request_id] = Live(child, 0, live.computed, None, admitted_now=False)
@@ -402,7 +411,7 @@ class MissMachine(RuleBasedStateMachine):
     def end(self, name: str, *, preempted: bool) -> None:
         live = self.live[name]
         computed = live.computed if live.before is None else live.before
-        if not live.admitted_now:
+        if not live.admitted_now and not live.request.skip_writing:
             self.history.left((live.request.namespace, text_of(live.request, computed)))
         withdrawn = self.manager.free(live.request)
         in_step = [name] if live.before is not None else []

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from headstart.config import PrefixIndexName
 from headstart.engine.choices import choice_ids
 from headstart.engine.limits import Limits
-from headstart.engine.request import Request, SamplingParams, StepPlan
+from headstart.engine.request import Request, Retention, SamplingParams, StepPlan
 from headstart.errors import RequestError
 from tests.fake_runner import Bench, answer, scores
 
@@ -73,6 +73,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "s"]),
         scored=st.sampled_from([False, False, True]),
         n=st.sampled_from([1, 1, 2, 3, 6]),
+        silent=st.sampled_from([False, False, True]),
+        kept=st.sampled_from([None, Retention(5.0), Retention(5.0, "a"), Retention(500.0, "b")]),
     )
     def add(
         self,
@@ -82,8 +84,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str | None,
         scored: bool,
         n: int,
+        silent: bool,
+        kept: Retention | None,
     ) -> None:
-        self.submit(prompt, max_tokens, stop, salt, n, scored=scored)
+        self.submit(prompt, max_tokens, stop, salt, n, scored=scored, silent=silent, kept=kept)
 
     @rule(
         prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30), n=st.sampled_from([1, 1, 3])
@@ -106,11 +110,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         count = data.draw(st.integers(1, 8))
         self.submit(told[: len(told) - cut] + more or [0], count, (), None, n, scored=scored)
 
-    @rule(prompt_share=st.floats(0.0, 1.0), scored=st.booleans(), n=st.sampled_from([1, 1, 3]))
-    def add_one_that_fills_the_pool(self, prompt_share: float, scored: bool, n: int) -> None:
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30),
+        kept=st.sampled_from([None, Retention(5.0)]),
+    )
+    def add_one_that_only_warms_the_cache(self, prompt: list[int], kept: Retention | None) -> None:
+        self.submit(prompt, 0, (), None, 1, kept=kept)
+
+    @rule(
+        prompt_share=st.floats(0.0, 1.0),
+        scored=st.booleans(),
+        n=st.sampled_from([1, 1, 3]),
+        silent=st.booleans(),
+    )
+    def add_one_that_fills_the_pool(self, prompt_share: float, scored: bool, n: int, silent: bool) -> None:
         prompt = max(1, min(round(prompt_share * self.capacity), self.capacity, MAX_MODEL_LEN - 1))
         count = min(self.capacity, MAX_MODEL_LEN - 1) - prompt + 1
-        self.submit([i % VOCAB_SIZE for i in range(prompt)], count, (), None, n, fits=True, scored=scored)
+        tokens = [i % VOCAB_SIZE for i in range(prompt)]
+        self.submit(tokens, count, (), None, n, fits=True, scored=scored, silent=silent)
 
     def submit(
         self,
@@ -122,6 +139,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         *,
         fits: bool = False,
         scored: bool = False,
+        silent: bool = False,
+        kept: Retention | None = None,
     ) -> None:
         asked = 0 if scored else None
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=asked)
@@ -135,7 +154,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = f"r{self.counter}"
         self.counter += 1
         sampling = {"n": n, "seed": self.counter, "prompt_logprobs": asked}
-        self.bench.add(name, prompt, allowed, stop_token_ids=stop, salt=salt, **sampling)
+        hints = {"skip_writing": silent, "retention": kept}
+        self.bench.add(name, prompt, allowed, stop_token_ids=stop, salt=salt, **hints, **sampling)
         for choice in choice_ids(name, n):
             self.prompts[choice] = prompt
             self.live[choice] = self.bench.requests[choice]
@@ -218,6 +238,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert scored == []
             assert output.token_ids or output.prompt_logprobs or not request.max_tokens
+            kept = output.num_retained_tokens
+            assert kept <= self.capacity // 2
+            wanted = request.retention is not None and self.caching and not request.cache.skip_writing
+            assert kept in ((0, self.whole(self.prompts[name])) if wanted else (0,))
             seed = request.params.seed
             assert told == answer(self.prompts[name], len(told), vocab_size=VOCAB_SIZE, seed=seed)
             if output.finish_reason is not None:
@@ -228,6 +252,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert output.num_cached_tokens == self.hits_of(request)
         for request in self.bench.scheduler.running:
             self.hits_of(request)
+
+    def whole(self, prompt: list[int]) -> int:
+        """How many of its tokens are in whole blocks."""
+        size = self.bench.manager.config.block_size
+        return len(prompt) // size * size
 
     def hits_of(self, request: Request) -> int:
         """What its first admission that held, or its leader's, had from the cache; it never changes."""

@@ -394,7 +394,7 @@ class HashIndex:
         idle = [block for block in held if not block.ref_count]
         if self._copies:
             idle = self._without_copies(idle)
-        if self._unhashed_first:
+        if self._unhashed_first or lease.request.skip_writing:  # nothing of others goes for what nobody finds
             self._pool.free.prepend_all([block for block in idle if block.digest is None])
             idle = [block for block in idle if block.digest is not None]
         self._order.append_all(idle)

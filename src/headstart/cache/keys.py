@@ -67,6 +67,8 @@ class CacheRequest:
     ``media`` are its spans in order; ``prompt_embeds`` stand for its first tokens.
     ``skip_reading`` is for requests that want the logits of their prompt: nothing that others computed is
     a hit for them, but what they compute can be found.  They are left out of the statistics.
+    ``skip_writing`` is for requests that leave nothing behind: what they compute is never found, not by
+    themselves either when they come back after a preemption.
     ``num_prompt_tokens`` says how many of the tokens are the prompt (None: all), ``retention_priority`` how
     long to keep what the request uses: 0 to 100, the higher the longer.
     Raises ``RequestError`` for what is not a list of int32, for numbers out of range, and for spans or
@@ -76,7 +78,7 @@ class CacheRequest:
     __slots__ = (
         *("__weakref__", "coded", "digests", "has_collided", "is_plain", "media", "namespace"),
         *("num_admissions", "num_committed", "num_prompt_tokens", "prompt_embeds", "request_id"),
-        *("retention_priority", "skip_reading", "tokens"),
+        *("retention_priority", "skip_reading", "skip_writing", "tokens"),
     )
 
     def __init__(
@@ -88,6 +90,7 @@ class CacheRequest:
         media: Sequence[MediaSpan] = (),
         prompt_embeds: PromptEmbeds | None = None,
         skip_reading: bool = False,
+        skip_writing: bool = False,
         num_prompt_tokens: int | None = None,
         retention_priority: int = 0,
     ) -> None:
@@ -98,6 +101,7 @@ class CacheRequest:
         self.is_plain = not self.media and prompt_embeds is None
         """Whether the tokens tell all of the content: no media, no embeddings."""
         self.skip_reading = skip_reading
+        self.skip_writing = skip_writing
         self.tokens = run_of(token_ids)
         """All tokens as one run: little-endian int32.  A bytearray, so that comparing it copies nothing."""
         num_tokens = self.num_tokens
@@ -136,9 +140,12 @@ class CacheRequest:
     def num_readable(self) -> int:
         """The most tokens that may be a hit: the last must be computed, for its logits.
 
-        With ``skip_reading`` those only that were computed for this very request, before it was preempted.
+        With ``skip_reading`` those only that were computed for this very request, before it was preempted,
+        and none if it skips writing, too: then whatever is found is others'.
         """
-        return min(self.num_tokens - 1, self.num_committed) if self.skip_reading else self.num_tokens - 1
+        if not self.skip_reading:
+            return self.num_tokens - 1
+        return 0 if self.skip_writing else min(self.num_tokens - 1, self.num_committed)
 
     @property
     def num_tokens(self) -> int:

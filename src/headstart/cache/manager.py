@@ -23,6 +23,9 @@ from headstart.cache.whatif import WhatIf
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
+MOST_RETAINED = 1024
+"""Prefixes retained at a time: each is looked at whenever the last pinned block of a run has to go."""
+
 
 @dataclass(slots=True)  # not frozen, as little is that is made for every request: it would cost more
 class PrefixHit:
@@ -89,7 +92,10 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned prefix: its name, how many blocks are left of it, and when its time is over (seconds)."""
+    """A pinned prefix: its name, how many blocks are left of it, and when its time is over (seconds).
+
+    ``request_id`` is the id of the request that was pinned, or the name it was retained under.
+    """
 
     request_id: str
     num_blocks: int
@@ -114,6 +120,16 @@ class _Grant:
     counted: tuple[int, int] | None = None  # the queries and hits that its admission added
     shared_with: set[str] = field(default_factory=set)  # whose pending blocks it rests on
     replaced: tuple[int, int] | None = None  # the position in the table, and the block it had before
+
+
+def _demand_seconds(request: CacheRequest, seconds: float) -> None:
+    if not (isfinite(seconds) and seconds > 0):
+        raise CacheError(f"{request!r} must be pinned for a number of seconds above 0, not {seconds}")
+
+
+def _findable(request: CacheRequest, num_tokens: int) -> int:
+    """How many of its first ``num_tokens`` tokens, once computed, anybody may find."""
+    return 0 if request.skip_writing else num_tokens
 
 
 def _grant_state(grant: _Grant) -> tuple[object, ...]:
@@ -152,7 +168,8 @@ class KVCacheManager:
         self._step: dict[str, _Grant] = {}  # in the order of the step's first grants
         self._version = 0  # counts changes, so that an outdated hit is noticed
         self._now = 0.0
-        self._pins: dict[str, float] = {}  # request id → when its time is over
+        self._pins: dict[str, float] = {}  # name → when its time is over
+        self._retained: dict[str, None] = {}  # those of them that give way, the longest retained first
         self._first_pin_ends = inf
         self._counts = [0] * 6  # the fields of `CacheStats`
 
@@ -256,7 +273,7 @@ class KVCacheManager:
         lease = holding.lease
         held = len(lease.block_ids)
         self._index.take(lease, missing)
-        rests_on = self._index.publish(lease, num_tokens // self.config.block_size)
+        rests_on = self._index.publish(lease, _findable(lease.request, num_tokens) // self.config.block_size)
         if rests_on:
             self._step[lease.request.request_id].shared_with |= rests_on
         holding.num_computed = num_tokens
@@ -293,6 +310,8 @@ class KVCacheManager:
         alike = child.begins_like(request, computed)
         if child.request_id in self._holdings or child.num_tokens < computed or not alike:
             raise CacheError(f"{child!r} is no fork of {request!r}: it must begin with its {computed} tokens")
+        if request.skip_writing and not child.skip_writing:
+            raise CacheError(f"{child!r} is no fork of {request!r}: it would write what that must not")
         self._holdings[child.request_id] = _Holding(self._index.fork(holding.lease, child), computed)
         child.num_admissions += 1
         child.num_committed = computed
@@ -396,7 +415,7 @@ class KVCacheManager:
         if holding is not None:
             if self._misses is not None:
                 self._misses.ended(request, holding.num_computed, holding.lease.block_ids)
-            self._index.release(holding.lease, holding.num_computed)
+            self._index.release(holding.lease, _findable(request, holding.num_computed))
             if self._what_if is not None:
                 self._what_if.freed(request)
         self._version += 1
@@ -408,6 +427,7 @@ class KVCacheManager:
             return False
         self._index.clear()
         self._pins.clear()
+        self._retained.clear()
         self._first_pin_ends = inf
         self._version += 1
         return True
@@ -422,17 +442,50 @@ class KVCacheManager:
         blocks are left, they go.  None, and nothing has changed, if that would pin more than
         ``max_pinned_share`` of the pool.
         """
-        if not (isfinite(seconds) and seconds > 0):
-            raise CacheError(f"{request!r} must be pinned for a number of seconds above 0, not {seconds}")
-        most = int(self.config.max_pinned_share * self.config.num_blocks)
-        if not self._index.pin(request.request_id, request, most):
+        _demand_seconds(request, seconds)
+        if not self._index.pin(request.request_id, request, self._most_pinned):
             return None
+        self._retained.pop(request.request_id, None)
+        return self._pinned(request.request_id, seconds)
+
+    def retain(self, request: CacheRequest, seconds: float, name: str | None = None) -> Pin | None:
+        """A pin for whoever asks: where there is no room for it, those retained longest ago are let go.
+
+        It takes the place of what ``name`` (None: the request's id) had before.  All that is pinned and
+        retained together is at most ``max_pinned_share`` of the pool, and at most ``MOST_RETAINED`` prefixes
+        are retained; what `pin` holds never gives way.  None if nothing of the request can be kept.
+        """
+        _demand_seconds(request, seconds)
+        name = request.request_id if name is None else name
+        if not 0 < request.num_tokens // self.config.block_size <= self._most_pinned:
+            return None
+        while not self._index.pin(name, request, self._most_pinned):
+            oldest = name if name in self._retained else next(iter(self._retained), None)
+            if oldest is None:
+                return None
+            self._unpin(oldest)
+        pin = self._pinned(name, seconds)
+        self._retained.pop(name, None)
+        self._retained[name] = None
+        if len(self._retained) > MOST_RETAINED:
+            self._unpin(next(iter(self._retained)))
+        if not pin.num_blocks:
+            self._unpin(name)
+            return None
+        return pin
+
+    @property
+    def _most_pinned(self) -> int:
+        return int(self.config.max_pinned_share * self.config.num_blocks)
+
+    def _pinned(self, name: str, seconds: float) -> Pin:
+        """The index has pinned it: note until when."""
         until = self._now + seconds
-        self._pins.pop(request.request_id, None)
-        self._pins[request.request_id] = until
+        self._pins.pop(name, None)
+        self._pins[name] = until
         self._first_pin_ends = min(self._first_pin_ends, until)
         self._version += 1
-        return Pin(request.request_id, self._index.num_pinned_blocks(request.request_id), until)
+        return Pin(name, self._index.num_pinned_blocks(name), until)
 
     def unpin(self, request_id: str) -> bool:
         """Let go what was pinned for the id, as if it had just been used; False if nothing (any more) was."""
@@ -441,9 +494,10 @@ class KVCacheManager:
             self._unpin(request_id)
         return known
 
-    def _unpin(self, request_id: str) -> None:
-        del self._pins[request_id]
-        self._index.unpin(request_id)
+    def _unpin(self, name: str) -> None:
+        del self._pins[name]
+        self._retained.pop(name, None)
+        self._index.unpin(name)
         self._version += 1
 
     @property
@@ -532,7 +586,8 @@ class KVCacheManager:
             for request_id, holding in self._holdings.items()
         ]
         own = (float(self._now), self.stats, held, [(r, *_grant_state(g)) for r, g in self._step.items()])
-        pins = [sorted(self._pins.items())] if self._pins else []
+        pins: list[object] = [sorted(self._pins.items())] if self._pins else []
+        pins += [list(self._retained)] if self._retained else []
         for part in (own, *pins, self._index.free_block_ids(), *self._index.state(leases)):
             digest.update(part if isinstance(part, bytes) else repr(part).encode())
         return digest.hexdigest()

@@ -206,7 +206,7 @@ class MissLog:
         if outcome is not None:
             outcome.answered = True
         whole, rest = divmod(num_computed, self._config.block_size)
-        if rest and self._config.enable_prefix_caching:
+        if rest and self._config.enable_prefix_caching and not request.skip_writing:
             tail = request.text(num_computed - rest, num_computed)
             self._append(_Tail(space, tail, block_ids[whole - 1] if whole else None))
 
@@ -331,7 +331,8 @@ class MissLog:
     def _in_flight(self, request: CacheRequest, space: int, hit: int) -> int:
         """The longest prefix of the prompt, beyond its hit, that a live request was admitted with.
 
-        Looked for at the admission: it is in the request's own namespace.
+        Looked for at the admission: it is in the request's own namespace.  Nobody waits for one that skips
+        writing.
         """
         longest = 0
         if request.num_tokens - hit == 1:
@@ -339,7 +340,7 @@ class MissLog:
         following = request.text(hit, hit + 1)
         for other in self._live.values():
             stop = min(other.num_tokens, request.num_tokens)
-            if other.space != space or stop <= hit:
+            if other.space != space or stop <= hit or other.request.skip_writing:
                 continue
             if other.request.text(hit, hit + 1) == following and other.request.begins_like(request, hit):
                 equal = num_common(other.request.text(hit, stop), request.text(hit, stop))

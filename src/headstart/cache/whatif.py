@@ -125,7 +125,8 @@ class WhatIf:
     and the error.  It decides nothing.
 
     Not modelled: that blocks of running requests cannot be evicted, the room that partly filled blocks and
-    second copies take, and partial hits that only another capacity would have.
+    second copies take, partial hits that only another capacity would have, and what requests that skip
+    writing would hit there.
     """
 
     def __init__(

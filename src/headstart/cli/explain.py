@@ -15,6 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from headstart.cli.explain_live import explain_live
 from headstart.cli.recorded import (
     FormatOption,
     HashBlockSizeOption,
@@ -35,7 +36,7 @@ from headstart.lab.replay.outcome import Setting
 from headstart.lab.replay.routers import Routing
 from headstart.lab.replay.run import block_sizes, warmup_requests
 
-_CACHE, _OUTPUT = "Cache", "Output"
+_CACHE, _OUTPUT, _LIVE = "Cache", "Output", "One live request"
 
 
 def _share(text: str) -> float | None:
@@ -58,7 +59,8 @@ def explain(
         list[str],
         typer.Argument(
             metavar="LOG…",
-            help="Request logs or traces of any format, gzip and zstd too; - is standard input.",
+            help="Request logs or traces of any format, gzip and zstd too; - is standard input.  With --live "
+            "ids of requests.",
         ),
     ],
     format_: FormatOption = None,
@@ -131,6 +133,23 @@ def explain(
         bool,
         typer.Option("--json", help="Print everything as JSON, and nothing else.", rich_help_panel=_OUTPUT),
     ] = False,
+    live: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask this headstart server about your own requests instead, by the ids of their answers.",
+            rich_help_panel=_LIVE,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HEADSTART_API_KEY",
+            show_default=False,
+            help="Sent to it as bearer token.",
+            rich_help_panel=_LIVE,
+        ),
+    ] = None,
 ) -> None:
     """Why is the hit rate of this traffic what it is, and what should change?
 
@@ -151,7 +170,12 @@ def explain(
         headstart explain requests.jsonl.gz --model ./my-model --prefix-index hash --capacity 20000
 
         headstart explain requests.jsonl --privacy --json --fail-on none > why.json
+
+        headstart explain --live http://127.0.0.1:8000 chatcmpl-0c2f1d
     """
+    if live is not None:
+        explain_live(live, logs, api_key=api_key, as_json=as_json)
+        return
     least = _share(fail_on)
     console = Console(stderr=True)
     named = NamedModel(model)

@@ -101,6 +101,7 @@ class EngineCore:
                     prompt.tokens,
                     namespace=namespace,
                     skip_reading=skip_reading,
+                    skip_writing=terms.skip_writing,
                     retention_priority=terms.retention_priority,
                 ),
                 params=of_choice(params, number),
@@ -109,6 +110,7 @@ class EngineCore:
                 arrival_time=now,
                 priority=priority,
                 matcher=matcher if matcher is None or number == 0 else matcher.copy(),
+                retention=terms.retention,
             )
             for number, name in enumerate(choice_ids(request_id, params.num_choices))
         )

@@ -18,7 +18,7 @@ import msgspec
 from headstart.config import CacheConfig
 
 FORMAT = "headstart decision log"
-VERSION = 2
+VERSION = 3
 """Goes up whenever an older reader would misunderstand what is written, or fail on it."""
 
 
@@ -54,6 +54,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     retention_priority: int = 0
     media: list[tuple[str, int, int]] = []
     prompt_embeds: bytes | None = None
+    skip_writing: bool = False
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
@@ -170,6 +171,15 @@ class PinCall(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     result: Pinned | str | None
 
 
+class RetainCall(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
+    """``retain(request, seconds, name)``: None if nothing can be kept."""
+
+    number: int
+    seconds: float
+    name: str | None
+    result: Pinned | str | None
+
+
 class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
     """``unpin(request_id)``."""
 
@@ -177,7 +187,7 @@ class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
     result: bool | str
 
 
-Call = BeginStep | Lookup | Allocate | Fork | Commit | Rollback | Free | Reset | PinCall | Unpin
+Call = BeginStep | Lookup | Allocate | Fork | Commit | Rollback | Free | Reset | PinCall | RetainCall | Unpin
 Record = Call | Seen | Tokens | Gone | State
 
 

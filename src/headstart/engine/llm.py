@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from headstart.engine.request import (
     FinishReason,
     PromptLogprob,
     RequestOutput,
+    Retention,
     SamplingParams,
     TokenLogprob,
 )
@@ -79,6 +81,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str | None = None,
+        skip_reading_prefix_cache: bool = False,
+        skip_writing_prefix_cache: bool = False,
+        retain_seconds: float | None = None,
         priority: int | Sequence[int] = 0,
         progress: bool = True,
     ) -> list[Generation]:
@@ -86,6 +91,10 @@ class LLM:
 
         ``sampling_params`` and ``priority`` are for all prompts, or a list with one for each; a priority
         (smaller is sooner) needs an engine with ``scheduling_policy="priority"``.
+
+        Prompts that skip reading hit nothing that others computed; of those that skip writing nothing is
+        found later.  With ``retain_seconds`` prompts are kept for so long, as far as there is room; with
+        ``max_tokens`` 0 they are computed and cached, and nothing is generated.
 
         All prompts are checked before any is computed.  ``progress`` shows a bar for a batch, on a
         terminal only.  Raises ``RequestError`` that names the prompt, ``EngineError`` if a step failed;
@@ -96,6 +105,12 @@ class LLM:
             "sampling_params", sampling_params or SamplingParams(), prompts, SamplingParams
         )
         priorities = _one_for_each("priority", priority, prompts, int)
+        terms = CacheTerms(
+            salt=cache_salt,
+            skip_reading=skip_reading_prefix_cache,
+            skip_writing=skip_writing_prefix_cache,
+            retention=_retention(retain_seconds),
+        )
         asked = []
         for index, prompt in enumerate(prompts):
             with _about_prompt(index):
@@ -110,7 +125,7 @@ class LLM:
                         one.request_id,
                         one.prompt_token_ids,
                         one.in_engine,
-                        terms=CacheTerms(salt=cache_salt),
+                        terms=terms,
                         priority=priorities[index],
                     )
             self._run(jobs, reports, progress=progress)
@@ -310,6 +325,18 @@ def _about_prompt(index: int) -> Iterator[None]:
         yield
     except RequestError as error:
         raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
+
+
+def _retention(seconds: Any) -> Retention | None:
+    if seconds is None:
+        return None
+    if not (isinstance(seconds, int | float) and isfinite(seconds) and seconds > 0):
+        raise RequestError(
+            f"retain_seconds must be a number above 0 or None, got {shown(seconds)}",
+            param="retain_seconds",
+            code="invalid_value",
+        )
+    return Retention(float(seconds))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

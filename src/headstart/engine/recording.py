@@ -40,6 +40,7 @@ from headstart.engine.decisions import (
     PinCall,
     Pinned,
     Reset,
+    RetainCall,
     Rollback,
     Seen,
     Sink,
@@ -144,6 +145,11 @@ class RecordingManager(KVCacheManager):
         record = partial(PinCall, self._number(request), seconds)
         return self._record(record, _pinned, super().pin, request, seconds)
 
+    def retain(self, request: CacheRequest, seconds: float, name: str | None = None) -> Pin | None:
+        """Recorded with what it pinned."""
+        record = partial(RetainCall, self._number(request), seconds, name)
+        return self._record(record, _pinned, super().retain, request, seconds, name)
+
     def unpin(self, request_id: str) -> bool:
         """Recorded with its success."""
         return self._record(partial(Unpin, request_id), bool, super().unpin, request_id)
@@ -217,6 +223,7 @@ class RecordingManager(KVCacheManager):
                 request.retention_priority,
                 [(span.digest, span.offset, span.length) for span in request.media],
                 None if request.prompt_embeds is None else _rows(request.prompt_embeds),
+                request.skip_writing,
             )
         )
         return number

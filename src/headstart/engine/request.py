@@ -32,8 +32,8 @@ class SamplingParams:
     """How the next tokens are chosen and when to stop.  Names and defaults are vLLM's.
 
     ``temperature`` 0 is greedy.  ``top_k`` 0 or -1, ``top_p`` 1.0 and ``min_p`` 0.0 are off; ``min_p``
-    is a share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit, and 0,
-    which is for those that want ``prompt_logprobs`` and nothing else, is none.
+    is a share of the likeliest token's probability.  ``max_tokens`` ``None`` is as many as fit, and 0 is
+    none: for those that want ``prompt_logprobs`` and nothing else, or the prompt computed and cached.
     ``stop`` strings end the text and are not part of it; ``stop_token_ids`` end the output and are part of
     its token ids, not of its text; with ``include_stop_str_in_output`` the text has them, too.  Until
     ``min_tokens`` were generated no end is chosen and stop strings are not looked for.  ``ignore_eos`` goes
@@ -88,8 +88,7 @@ class SamplingParams:
         self._demand("top_p", math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
         self._demand("top_k", self.top_k >= -1, "0 or -1 (off) or a positive integer")
         object.__setattr__(self, "top_k", max(0, self.top_k))
-        least = 1 if self.prompt_logprobs is None else 0
-        self._demand("max_tokens", self.max_tokens is None or self.max_tokens >= least, f"at least {least}")
+        self._demand("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "at least 0")
         self._demand(
             "seed", self.seed is None or -(2**63) <= self.seed < 2**64, "an integer of at most 64 bits"
         )
@@ -199,18 +198,32 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or _is_integer(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """A prompt is to be kept for ``seconds`` from when it is computed, in the place of what ``name`` had.
+
+    ``name`` None is the request's own.
+    """
+
+    seconds: float
+    name: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTerms:
     """Whose cache a request shares, and what it wants of it.
 
     Requests of different ``salt`` share nothing.  ``retention_priority`` says how long to keep what the
-    request uses, 0 to 100, the higher the longer.  With ``skip_reading`` nothing that others computed is a
-    hit for it.
+    request uses, 0 to 100, the higher the longer, and for good; ``retention`` keeps its prompt for a time, as
+    far as there is room for that.  With ``skip_reading`` nothing that others computed is a hit for it, with
+    ``skip_writing`` nothing that it computes is ever found.
     """
 
     salt: str | None = None
     retention_priority: int = 0
     skip_reading: bool = False
+    skip_writing: bool = False
+    retention: Retention | None = None
 
 
 PLAIN_TERMS = CacheTerms()
@@ -240,6 +253,9 @@ class Request:
     """How often each token was generated, 0 for those that only the prompt has; None if nobody asks."""
     matcher: TokenMatcher | None = None
     """What its output must match, and how far it has come; None if it may be anything."""
+    retention: Retention | None = None
+    num_retained_tokens: int = 0
+    """How many of the prompt's tokens are kept for that time, once it is computed."""
 
     def __post_init__(self) -> None:
         if self.params.penalizes:
@@ -360,6 +376,7 @@ class RequestOutput:
 
     ``prompt_logprobs``, if it asked, come in pieces: all pieces together, in order, are those of the
     prompt's second token to its last, and are there with the first generated token at the latest.
+    ``num_retained_tokens`` of the prompt are kept for the time that was asked for, once it is computed.
     """
 
     request_id: str
@@ -369,3 +386,4 @@ class RequestOutput:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    num_retained_tokens: int = 0

@@ -224,6 +224,7 @@ class Scheduler:
             of_prompt = result.prompt_logprobs.get(row.request_id, ())
             if row.sample and row.num_output_tokens == 0:
                 self._answered.append(request)
+                self._retain(request)
             if row.sample:
                 choices = [request, *self._fork(request)]
                 outputs += [self._take(choice, result) for choice in choices]
@@ -232,6 +233,14 @@ class Scheduler:
             elif of_prompt:
                 outputs.append(self._output(request, (), prompt_logprobs=of_prompt))
         return outputs
+
+    def _retain(self, request: Request) -> None:
+        """Its prompt has just been computed, and is all that it has: keep it, if that is wanted."""
+        wanted = request.retention
+        if wanted is None or request.cache.skip_writing:
+            return
+        pin = self.manager.retain(request.cache, wanted.seconds, wanted.name)
+        request.num_retained_tokens = 0 if pin is None else pin.num_blocks * self.manager.config.block_size
 
     def explain(self) -> list[MissReport]:
         """Why prompts missed that the last step finished.  To be called once its tokens were sent."""
@@ -244,6 +253,7 @@ class Scheduler:
         for follower in followers:
             self.manager.fork(leader.cache, follower.cache)
             follower.num_cached_tokens = leader.num_cached_tokens
+            follower.num_retained_tokens = leader.num_retained_tokens
             ahead = next(iter(self.waiting), follower)
             if len(self.running) < self.config.max_num_seqs and follower.order <= ahead.order:
                 follower.num_computed_tokens = leader.num_computed_tokens
@@ -314,8 +324,16 @@ class Scheduler:
         logprobs: tuple[TokenLogprob, ...] = (),
         prompt_logprobs: tuple[PromptLogprob, ...] = (),
     ) -> RequestOutput:
-        cached = request.num_cached_tokens or 0
-        return RequestOutput(request.request_id, token_ids, cached, reason, error, logprobs, prompt_logprobs)
+        return RequestOutput(
+            request.request_id,
+            token_ids,
+            request.num_cached_tokens or 0,
+            reason,
+            error,
+            logprobs,
+            prompt_logprobs,
+            request.num_retained_tokens,
+        )
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]

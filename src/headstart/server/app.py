@@ -11,12 +11,14 @@ from headstart.server import (
     chat,
     completions,
     errors,
+    explain,
     known_fields,
     messages,
     operations,
     request_log,
     responses,
     tokenize,
+    warm,
 )
 from headstart.server.body_limit import BodyLimit
 from headstart.server.front import Front
@@ -45,6 +47,7 @@ def build_app(
     def explained(report: MissReport) -> None:
         metrics.explained(report)
         request_log.write(report)
+        front.explanations.told(report)
 
     client.on_explained(explained)
     app = FastAPI(
@@ -62,6 +65,8 @@ def build_app(
     app.include_router(responses.router(front))
     app.include_router(messages.router(front))
     app.include_router(tokenize.router(front))
+    app.include_router(warm.router(front))
+    app.include_router(explain.router(front))
     app.include_router(operations.models_router(front))
     app.include_router(operations.health_router(front))
     app.include_router(operations.operator_router(front))

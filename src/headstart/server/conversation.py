@@ -105,14 +105,17 @@ async def prompt_of(front: Front, conversation: Conversation, caller: Caller = A
 
     Raises `RequestError` for what cannot be rendered or is far too long.
     """
-    text = await asyncio.to_thread(_render, front, conversation, caller)  # a template may take its time
+    text = await asyncio.to_thread(render, front, conversation, caller)  # a template may take its time
     # Templates write a model's special tokens themselves.
     special, origin = conversation.add_special_tokens, conversation.origin
     return await front.encode(text, add_special_tokens=special, field=origin)
 
 
-def _render(front: Front, conversation: Conversation, caller: Caller) -> str:
-    """The conversation as the text that the model was trained on."""
+def render(front: Front, conversation: Conversation, caller: Caller = ANYONE) -> str:
+    """The conversation as the text that the model was trained on.
+
+    Raises `RequestError` if there is no template, or if it cannot take it.
+    """
     if conversation.chat_template is not None:
         _check_trust(front, caller)
     if reserved := RESERVED_VARIABLES & conversation.variables.keys():

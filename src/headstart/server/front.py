@@ -18,7 +18,9 @@ from headstart.engine.supervisor import EngineSupervisor
 from headstart.errors import RequestError, shown
 from headstart.server.caller import Caller
 from headstart.server.choice import PLAINLY, Echo, Telling
+from headstart.server.explanations import Explanations
 from headstart.server.generation import Generation
+from headstart.server.hints import terms_of
 from headstart.server.metrics import Metrics
 from headstart.server.protocol import EngineRequest, Truncation
 from headstart.text import ChatTemplate, RequestTemplates, Tokenizer
@@ -56,6 +58,7 @@ class Front:
     model: str
     config: ServerConfig = PLAIN_SERVER
     request_templates: RequestTemplates = field(default_factory=RequestTemplates)
+    explanations: Explanations = field(default_factory=Explanations)
     created: int = field(default_factory=lambda: int(time.time()))
     grammars: Grammars = field(init=False)
 
@@ -82,7 +85,7 @@ class Front:
             f"{prefix}{separator}{body.request_id or uuid.uuid4().hex}",
             self.metrics.clock(),
             caller,
-            CacheTerms(salt=caller.salt(body.cache_salt)),
+            terms_of(body, caller.salt(body.cache_salt)),
             body.priority or 0,
             body.telling,
             truncation,
@@ -178,6 +181,7 @@ class Front:
             if error.param == "prompt":
                 error.param = prompt_field
             raise
+        self.explanations.expect(ticket.caller.tenant, ticket.id, number)
         return Generation(
             outputs,
             self.client.abort,

@@ -44,6 +44,7 @@ class Generation:
         self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
         self.num_cached_tokens = 0
+        self.num_retained_tokens = 0
         self._outputs = outputs
         self._abort = abort
         self._tokenizer = tokenizer
@@ -100,6 +101,7 @@ class Generation:
                     self._prompt_logprobs.extend(output.prompt_logprobs)
                     pieces = choice.take(output, self.prompt, self._prompt_logprobs)
                     self.num_cached_tokens = output.num_cached_tokens
+                    self.num_retained_tokens = output.num_retained_tokens
                     if choice.ended and output.finish_reason is None:
                         self._abort(output.request_id)
                     for piece in pieces:

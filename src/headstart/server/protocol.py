@@ -20,7 +20,6 @@ from headstart.server.courtesy import CourtesyFields
 from headstart.server.fields import (
     AT_LEAST_ONE,
     Bits64,
-    CacheSalt,
     Count,
     Flag,
     Limit,
@@ -42,6 +41,7 @@ from headstart.server.fields import (
     must_be,
     not_yet,
 )
+from headstart.server.hints import CacheHints
 from headstart.server.structured import Choices, ResponseFormat, Schema, StructuredFields, structure_of
 from headstart.server.tool_fields import Calls, Choice, FunctionChoice, Functions, OneCalled, Tools
 
@@ -80,12 +80,11 @@ _SAMPLING = (
 )
 
 
-class EngineRequest(BaseModel):
+class EngineRequest(CacheHints):
     """What every request for tokens says, in whichever API's words the rest is."""
 
     model: String = None
     stream: Flag = None
-    cache_salt: CacheSalt = None
     priority: Bits64 = None
     request_id: RequestId = None
 

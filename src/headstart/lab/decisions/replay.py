@@ -36,6 +36,7 @@ from headstart.engine.decisions import (
     PinCall,
     Record,
     Reset,
+    RetainCall,
     Rollback,
     Seen,
     State,
@@ -194,6 +195,8 @@ class Replay:
                 return manager.reset_prefix_cache
             case PinCall(number, seconds):
                 return partial(manager.pin, self._request(number), seconds)
+            case RetainCall(number, seconds, name):
+                return partial(manager.retain, self._request(number), seconds, name)
             case Unpin(request_id):
                 return partial(manager.unpin, request_id)
 
@@ -211,6 +214,7 @@ class Replay:
             media=[MediaSpan(*span) for span in record.media],
             prompt_embeds=None if rows is None else PromptEmbeds(rows, len(rows) // DIGEST_BYTES),
             skip_reading=record.skip_reading,
+            skip_writing=record.skip_writing,
             num_prompt_tokens=record.num_prompt_tokens,
             retention_priority=record.retention_priority,
         )

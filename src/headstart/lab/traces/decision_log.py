@@ -106,7 +106,9 @@ def _draft(met: _Met) -> Draft:
     if seen.prompt_embeds is not None:
         raise ValueError("the prompt has embeddings")
     if seen.skip_reading:
-        raise ValueError("the request wants its prompt's log-probabilities, and reads nothing from the cache")
+        raise ValueError("the request reads nothing from the cache")
+    if seen.skip_writing:
+        raise ValueError("the request writes nothing to the cache")
     if not seen.tokens:
         raise ValueError("the prompt has no tokens")
     size = len(seen.tokens) if seen.num_prompt_tokens is None else seen.num_prompt_tokens
