@@ -225,3 +225,13 @@ def client(engine: FakeEngine) -> Iterator[TestClient]:
     app = build_app(engine, engine.tokenizer, ChatTemplate(TEMPLATE))
     with TestClient(app, raise_server_exceptions=False) as http:
         yield http
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """As `client`, one for all tests of a file: for those that ask for nothing that is computed."""
+    engine = FakeEngine(byte_tokenizer(tmp_path_factory.mktemp("bytes")))
+    app = build_app(engine, engine.tokenizer, ChatTemplate(TEMPLATE))  # type: ignore[arg-type]
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+    assert not engine.submitted

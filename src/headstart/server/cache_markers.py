@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from headstart.engine.request import CacheTerms
+from headstart.engine.request import CacheTerms, Retention
 from headstart.errors import RequestError, shown_json
 from headstart.server.conversation import Conversation
 from headstart.server.messages_input import conversation_of
@@ -18,8 +18,7 @@ from headstart.server.messages_protocol import AnthropicMessage, PromptRequest
 
 MAX_MARKERS = 4
 Ttl = Literal["5m", "1h"]
-RETENTION = {"5m": 1, "1h": 2}
-"""The retention priority of each lifetime: above what nobody marked, which has 0."""
+SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 OTHER = "~"
 """What a text behind a marker is replaced by, to see what does not depend on it."""
@@ -48,9 +47,15 @@ def markers_of(body: PromptRequest) -> list[Marker]:
 
 
 def kept_longer(terms: CacheTerms, markers: Sequence[Marker]) -> CacheTerms:
-    """The terms of a request with these markers: all that it uses is kept for the longest lifetime."""
-    priority = max((RETENTION[marker.ttl] for marker in markers), default=0)
-    return replace(terms, retention_priority=max(terms.retention_priority, priority))
+    """The terms of a request with these markers: its prompt is kept for the longest time that is asked for.
+
+    That is the marked part and what follows it, since the engine keeps prompts as a whole.
+    """
+    seconds = max((SECONDS[marker.ttl] for marker in markers), default=0.0)
+    asked = terms.retention or Retention(0.0)
+    if terms.skip_writing or seconds <= asked.seconds:
+        return terms
+    return replace(terms, retention=replace(asked, seconds=seconds))
 
 
 def _markers(body: PromptRequest) -> Iterator[Marker]:

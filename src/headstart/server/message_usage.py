@@ -36,7 +36,7 @@ async def _tokens_before(front: Front, body: MessagesRequest, marker: Marker, pr
 
 
 def usage_of(front: Front, generation: Generation, marked: dict[str, int]) -> MessageUsage:
-    """The bill as of now; ``marked`` are `marked_tokens`."""
+    """The bill as of now; ``marked`` are `marked_tokens`, or nothing where nothing is to be kept."""
     prompt, read = generation.num_prompt_tokens, generation.num_cached_tokens
     info = front.client.info
     # A prompt that is all there has its last token computed again, for what comes next: that is nothing new.

@@ -109,6 +109,8 @@ class _Reply:
             marking.cancel()
 
     async def _marked(self) -> dict[str, int]:
+        if self.ticket.terms.skip_writing:
+            return {}
         return await marked_tokens(self.front, self.body, self.markers, self.started.generation.prompt)
 
     def _usage(self, marked: dict[str, int]) -> MessageUsage:

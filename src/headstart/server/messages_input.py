@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from headstart.errors import RequestError, shown_json
+from headstart.errors import shown_json
+from headstart.server.chat_words import chat_tool, check_choice, invalid
 from headstart.server.conversation import AUTO, Conversation, ToolChoice
 from headstart.server.messages_protocol import PromptRequest
 
@@ -26,8 +27,8 @@ def conversation_of(body: PromptRequest) -> Conversation:
     is_open = body.messages[-1].role == "assistant"
     messages = _messages(body)
     if is_open and messages[-1].get("tool_calls"):
-        raise _invalid("messages", "must not end with a tool_use: send its tool_result")
-    return Conversation(
+        raise invalid("messages", "must not end with a tool_use: send its tool_result")
+    conversation = Conversation(
         messages=messages,
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())] or None,
         tool_choice=_tool_choice(body.tool_choice),
@@ -35,6 +36,7 @@ def conversation_of(body: PromptRequest) -> Conversation:
         add_generation_prompt=not is_open,
         continue_final_message=is_open,
     )
+    return check_choice(conversation)
 
 
 def _messages(body: PromptRequest) -> list[dict[str, Any]]:
@@ -66,7 +68,7 @@ def _users(blocks: list[dict[str, Any]], place: str) -> Iterable[dict[str, Any]]
             said = []
         identity, content = block.get("tool_use_id"), block.get("content", "")
         if not isinstance(identity, str):
-            raise _invalid(f"{place}[{index}].tool_use_id", f"must be a string, got {shown_json(identity)}")
+            raise invalid(f"{place}[{index}].tool_use_id", f"must be a string, got {shown_json(identity)}")
         if not isinstance(content, str):
             content = _texts(content, f"{place}[{index}].content")
         yield {"role": "tool", "tool_call_id": identity, "content": content}
@@ -82,9 +84,7 @@ def _assistants(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
                 function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
                 calls.append({"id": identity, "type": "function", "function": function})
             case {"type": "tool_use"}:
-                raise _invalid(
-                    f"{place}[{index}]", "must have an id and a name, strings, and an input object"
-                )
+                raise invalid(f"{place}[{index}]", "must have an id and a name, strings, and an input object")
             case {"type": kind} if kind in IGNORED_BLOCKS:
                 pass
             case _:
@@ -95,7 +95,7 @@ def _assistants(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
 
 def _texts(blocks: Any, place: str) -> list[dict[str, Any]]:
     if not isinstance(blocks, list):
-        raise _invalid(place, f"must be a string or a list of text blocks, got {shown_json(blocks)}")
+        raise invalid(place, f"must be a string or a list of text blocks, got {shown_json(blocks)}")
     return [_text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
 
 
@@ -104,22 +104,20 @@ def _text(block: Any, place: str) -> dict[str, Any]:
         case {"type": "text", "text": str(text)}:
             return {"type": "text", "text": text}
     allowed = 'text, like {"type": "text", "text": "…"}, since the model reads nothing else here'
-    raise _invalid(place, f"must be {allowed}; got {shown_json(block)}")
+    raise invalid(place, f"must be {allowed}; got {shown_json(block)}")
 
 
 def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     if (kind := tool.get("type") or "custom") != "custom":
-        raise _invalid(
+        raise invalid(
             f"{place}.type", f"must be custom, since no other tool is run here; got {shown_json(kind)}"
         )
-    name, schema = tool.get("name"), tool.get("input_schema")
-    if not isinstance(name, str):
-        raise _invalid(f"{place}.name", f"must be a string, got {shown_json(name)}")
+    schema = tool.get("input_schema")
     if not isinstance(schema, dict):
-        raise _invalid(f"{place}.input_schema", f"must be an object, got {shown_json(schema)}")
+        raise invalid(f"{place}.input_schema", f"must be an object, got {shown_json(schema)}")
     description = tool.get("description")
     told = {} if description is None else {"description": description}
-    return {"type": "function", "function": {"name": name, **told, "parameters": schema}}
+    return chat_tool({"name": tool.get("name"), **told, "parameters": schema}, place)
 
 
 def _tool_choice(choice: dict[str, Any] | None) -> ToolChoice:
@@ -133,8 +131,4 @@ def _tool_choice(choice: dict[str, Any] | None) -> ToolChoice:
         case {"type": "tool", "name": str(name)}:
             return ToolChoice("required", (name,))
     allowed = 'of type auto, any, none or tool, like {"type": "tool", "name": "…"}'
-    raise _invalid("tool_choice", f"must be {allowed}; got {shown_json(choice)}")
-
-
-def _invalid(place: str, complaint: str) -> RequestError:
-    return RequestError(f"{place} {complaint}", param=place, code="invalid_value")
+    raise invalid("tool_choice", f"must be {allowed}; got {shown_json(choice)}")

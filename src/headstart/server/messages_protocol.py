@@ -81,7 +81,9 @@ class PromptRequest(EngineRequest):
         Annotated[dict[str, Any] | None, must_be('an object like {"type": "disabled"}')],
         AfterValidator(_is_not_enabled),
     ] = None
-    output_config: Annotated[OutputConfig | None, must_be('an object like {"format": …}')] = None
+    output_config: Annotated[
+        OutputConfig | None, must_be('an object like {"format": {"type": "json_schema", "schema": {…}}}')
+    ] = None
 
     container: Annotated[Any, not_yet()] = None
     mcp_servers: Annotated[Any, not_yet([])] = None

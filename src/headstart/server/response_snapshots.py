@@ -91,7 +91,8 @@ class Snapshots:
         generation = self._generation
         prompt, output = generation.num_prompt_tokens, generation.num_completion_tokens
         cached = generation.num_cached_tokens
-        written = max(0, kept_tokens(self._front.client.info, prompt) - cached)
+        kept = 0 if self._ticket.terms.skip_writing else kept_tokens(self._front.client.info, prompt)
+        written = max(0, kept - cached)
         return ResponseUsage(
             input_tokens=prompt,
             input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=written),

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headstart.server.caller import caller_of
+from headstart.server.chat_words import check_choice
 from headstart.server.conversation import Answer, Conversation, answer
 from headstart.server.front import Front, require_json
 from headstart.server.response_events import ResponseEvents
@@ -39,13 +40,14 @@ def router(front: Front) -> APIRouter:
 
 
 def _conversation(body: ResponsesRequest) -> Conversation:
-    return Conversation(
+    conversation = Conversation(
         messages=chat_messages(body.instructions, body.input),
         tools=chat_tools(body.tools) if body.tools else None,
         tool_choice=chat_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         origin="input",
     )
+    return check_choice(conversation)
 
 
 async def _whole(snapshots: Snapshots, started: Answer) -> ResponseReply:

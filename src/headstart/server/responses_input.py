@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headstart.engine.structured import StructuredOutputs
-from headstart.errors import RequestError, shown_json
+from headstart.errors import shown_json
+from headstart.server.chat_words import chat_tool, invalid
 from headstart.server.conversation import AUTO, ToolChoice
 
 MAX_ITEMS = 10_000
@@ -42,17 +43,17 @@ def chat_messages(instructions: str | None, items: str | Sequence[dict[str, Any]
             case "reasoning":
                 pass  # of other models: nobody's chat template shows it again
             case "item_reference":
-                raise _invalid(place, "refers to an item, but nothing is stored here: send the item itself")
+                raise invalid(place, "refers to an item, but nothing is stored here: send the item itself")
             case kind:
                 known = "message, function_call, function_call_output and reasoning"
-                raise _invalid(f"{place}.type", f"must be one of {known}, got {shown_json(kind)}")
+                raise invalid(f"{place}.type", f"must be one of {known}, got {shown_json(kind)}")
     return messages
 
 
 def _message(item: dict[str, Any], place: str) -> dict[str, Any]:
     role = item.get("role")
     if role not in ROLES:
-        raise _invalid(f"{place}.role", f"must be one of {', '.join(ROLES)}, got {shown_json(role)}")
+        raise invalid(f"{place}.role", f"must be one of {', '.join(ROLES)}, got {shown_json(role)}")
     content = _content(item.get("content"), f"{place}.content")
     return {"role": "system" if role == "developer" else role, "content": content}
 
@@ -61,7 +62,7 @@ def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _invalid(place, f"must be a string or a list of parts, got {shown_json(content)}")
+        raise invalid(place, f"must be a string or a list of parts, got {shown_json(content)}")
     parts = []
     for index, part in enumerate(content):
         match part:
@@ -70,7 +71,7 @@ def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
             case {"type": "refusal", "refusal": str(text)}:
                 parts.append({"type": "text", "text": text})
             case _:
-                raise _invalid(
+                raise invalid(
                     f"{place}[{index}]",
                     'must be text, like {"type": "input_text", "text": "…"}, '
                     f"since the model reads nothing else; got {shown_json(part)}",
@@ -99,10 +100,9 @@ def chat_tools(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         place = f"tools[{index}]"
         if tool.get("type") != "function":
             kind = shown_json(tool.get("type"))
-            raise _invalid(f"{place}.type", f"must be function, since no other tool is run here; got {kind}")
-        _text(tool, "name", place)
+            raise invalid(f"{place}.type", f"must be function, since no other tool is run here; got {kind}")
         function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-        functions.append({"type": "function", "function": function})
+        functions.append(chat_tool(function, place))
     return functions
 
 
@@ -115,8 +115,10 @@ def chat_tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
             return ToolChoice(choice)
         case {"type": "function", "name": str(name)}:
             return ToolChoice("required", (name,))
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*tools]}:
+            return ToolChoice(mode, tuple(_text(tool, "name", "tool_choice.tools") for tool in tools))
     allowed = 'none, auto, required or {"type": "function", "name": "…"}'
-    raise _invalid("tool_choice", f"must be {allowed}, got {shown_json(choice)}")
+    raise invalid("tool_choice", f"must be {allowed}, got {shown_json(choice)}")
 
 
 def structured_outputs(wanted: dict[str, Any] | None) -> StructuredOutputs | None:
@@ -133,15 +135,11 @@ def structured_outputs(wanted: dict[str, Any] | None) -> StructuredOutputs | Non
         case {"type": "json_schema", "schema": dict(schema)}:
             return StructuredOutputs(json=schema, lenient=not wanted.get("strict"), origin=origin)  # type: ignore[arg-type]
     allowed = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": …, "schema": …}'
-    raise _invalid(origin, f"must be {allowed}, got {shown_json(wanted)}")
+    raise invalid(origin, f"must be {allowed}, got {shown_json(wanted)}")
 
 
-def _text(item: dict[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
+def _text(item: Any, name: str, place: str) -> str:
+    value = item.get(name) if isinstance(item, dict) else None
     if not isinstance(value, str):
-        raise _invalid(f"{place}.{name}", f"must be a string, got {shown_json(value)}")
+        raise invalid(f"{place}.{name}", f"must be a string, got {shown_json(value)}")
     return value
-
-
-def _invalid(place: str, complaint: str) -> RequestError:
-    return RequestError(f"{place} {complaint}", param=place, code="invalid_value")

@@ -107,9 +107,6 @@ class ResponsesRequest(EngineRequest):
 
     background_options: Ignored = None
     max_tool_calls: Ignored = None  # of OpenAI's own tools
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
     reasoning: Ignored = None
     safety_identifier: Ignored = None
     service_tier: Ignored = None
