@@ -329,7 +329,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"system": [text("a", cache_control={"type": "forever"})]}, "system[0].cache_control must be"),
     ({"system": [text("a", cache_control={"type": "ephemeral", "ttl": "2h"})]}, "a ttl of 5m or 1h"),
     ({"system": [text("a", **MARK)] * 4, **MARK}, "cache_control may be set on at most 4 blocks, got 5"),
-    ({"output_config": {"format": {"type": "xml"}}}, 'output_config must be an object like {"format": {"type": "json_schema"'),
+    ({"output_config": {"format": {"type": "xml"}}}, 'output_config must be an object like {"format": '),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers is not supported yet"),
     ({"stream": "yes"}, "stream must be true or false"),
     ({"messages": [{"role": "user", "content": "x" * 2000}]}, "max_model_len is 1000"),

@@ -252,7 +252,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", "between 0 and 100"),
     ({"top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "got 'web_search'"),
-    ({"tools": [{"type": "function"}]}, "tools[0].name", "a string"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", "1 to 128 letters"),
     ({"tool_choice": "maybe"}, "tool_choice", "got 'maybe'"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice", "none, auto, required"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", "json_schema"),
