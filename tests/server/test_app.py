@@ -68,7 +68,8 @@ def test_openapi_says_what_is_sent_and_answered(client: TestClient) -> None:
     assert set(chat["responses"]) == {"200", "4XX", "5XX"}
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}", "/health", "/metrics",
-        "/reset_prefix_cache",
+        "/reset_prefix_cache", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize",
+        "/detokenize", "/version", "/ping", "/v1/cache/warm", "/v1/cache/explain",
     }  # fmt: skip
 
 

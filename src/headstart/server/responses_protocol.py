@@ -59,7 +59,7 @@ class ResponsesRequest(EngineRequest):
         must_be(f"a string or a list of 1 to {MAX_ITEMS} items like "
                 '{"role": "user", "content": "…"}'),
     ]  # fmt: skip
-    instructions: String = None
+    instructions: Annotated[String, ECHOED] = None
     max_output_tokens: Limit = None
     temperature: Number = None
     top_p: Number = None
