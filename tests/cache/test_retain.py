@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headstart.cache import CacheConfig, CacheRequest, KVCacheManager, manager as module
+from headstart.cache import CacheConfig, CacheRequest, KVCacheManager
+from headstart.cache import manager as module
 from headstart.errors import CacheError
 
 

@@ -182,3 +182,27 @@ def test_a_client_that_leaves_amid_a_stream_frees_its_blocks(
     assert smollm2_server.metric("kv_cache_usage_perc") > 0
     stream.close()
     smollm2_server.until_idle()
+
+
+def test_the_clients_own_words_for_retention_and_opt_outs(client: openai.OpenAI) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "messages": [
+            {"role": "system", "content": "Retained. " + HANDBOOK},
+            {"role": "user", "content": "Why?"},
+        ],
+        "max_tokens": 1,
+        "prompt_cache_key": "handbook",
+        "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
+    }
+
+    def hits(**extra: Any) -> int:
+        reply = client.chat.completions.create(**asked, extra_body=extra)
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert hits(skip_writing_prefix_cache=True, cache_salt="own words") == 0
+    assert hits(cache_salt="own words") == 0
+    assert hits(cache_salt="own words", prompt_cache_retention="24h") > 100
+    assert hits(cache_salt="own words", skip_reading_prefix_cache=True) == 0

@@ -118,6 +118,29 @@ def test_salts_do_not_share(llm: LLM) -> None:
     assert hits[3] > 0
 
 
+def test_opt_outs_of_reading_and_of_writing(llm: LLM) -> None:
+    silent = [llm.generate(TEXT, GREEDY, skip_writing_prefix_cache=True)[0] for _ in range(2)]
+    first, second = (llm.generate(TEXT, GREEDY)[0] for _ in range(2))
+    deaf = llm.generate(TEXT, GREEDY, skip_reading_prefix_cache=True)[0]
+    assert [one.num_cached_tokens for one in (*silent, first, deaf)] == [0, 0, 0, 0]
+    assert second.num_cached_tokens == len(second.prompt_token_ids) - 1
+    assert {one.text for one in (*silent, first, second, deaf)} == {first.text}
+
+
+def test_a_prompt_is_computed_and_kept_without_an_answer(llm: LLM) -> None:
+    warm = llm.generate(TEXT, SamplingParams(max_tokens=0), retain_seconds=60.0)[0]
+    assert (warm.text, warm.token_ids, warm.finish_reason) == ("", [], "length")
+    [pin] = llm._core.scheduler.manager.pins
+    assert pin.num_blocks == len(warm.prompt_token_ids) // 16
+    assert llm.generate(TEXT, GREEDY)[0].num_cached_tokens == len(warm.prompt_token_ids) - 1
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "1h"])
+def test_a_time_to_be_kept_is_a_number(llm: LLM, seconds: Any) -> None:
+    with pytest.raises(RequestError, match="retain_seconds must be a number above 0"):
+        llm.generate(TEXT, GREEDY, retain_seconds=seconds)
+
+
 def test_a_seed_repeats(llm: LLM) -> None:
     def sampled(seed: int) -> list[int]:
         return llm.generate(TEXT, SamplingParams(seed=seed, max_tokens=12))[0].token_ids

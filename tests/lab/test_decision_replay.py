@@ -96,6 +96,7 @@ def test_the_lives_have_everything_in_them() -> None:
         "Lookup",
         "PinCall",
         "Reset",
+        "RetainCall",
         "Rollback",
         "Unpin",
     }

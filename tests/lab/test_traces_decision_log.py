@@ -141,6 +141,7 @@ def test_what_tokens_do_not_tell_is_skipped_with_a_reason(tmp_path: Path) -> Non
     served.add("b", [2] * 8, prompt_embeds=PromptEmbeds(b"aabbccdd", 4))
     served.add("c", [3] * 8, skip_reading=True)
     served.add("d", [4] * 8)
+    served.add("e", [5] * 8, skip_writing=True)
     served.finish()
     trace = served.read()
     assert len(trace.requests) == 1
@@ -148,6 +149,7 @@ def test_what_tokens_do_not_tell_is_skipped_with_a_reason(tmp_path: Path) -> Non
         "the prompt has images or other media",
         "the prompt has embeddings",
         "the request reads nothing from the cache",
+        "the request writes nothing to the cache",
     ]
 
 

@@ -92,6 +92,7 @@ class FakeEngine:
     why_unhealthy: str | None = None
     blocks_in_use: bool = False
     full: bool = False
+    num_retained_tokens: int = 0
     asked_for: list[int] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
@@ -142,7 +143,8 @@ class FakeEngine:
                 yield RequestOutput(request_id, (), cached, prompt_logprobs=piece)
             for name in names if limit == 0 else ():
                 self.running.discard(name)
-                yield RequestOutput(name, (), cached, "length")
+                kept = self.num_retained_tokens
+                yield RequestOutput(name, (), cached, "length", num_retained_tokens=kept)
             turns = ((number, name) for number in range(1, limit + 1) for name in names)
             for number, name in turns:
                 if name not in self.running:

@@ -426,16 +426,19 @@ class HashIndex:
 
     def pin(self, name: str, request: CacheRequest, most: int) -> bool:
         count = request.num_tokens // self._block_size
-        place, new = None, 0
-        for index, digest in enumerate(self._hasher.extend(request, count)[:count]):
+        blocks: list[Block] = []
+        for digest in self._hasher.extend(request, count)[:count]:
             block = self._first.get(digest)
-            if block is None or block.pending_for is not None or not self._is_of(request, index, block):
+            if block is None or block.pending_for is not None:
                 break
-            place = digest
-            new += block.use is None or not block.use.pins
+            blocks.append(block)
+        if not self._are_all_of(request, 0, blocks):
+            own = (self._is_of(request, index, block) for index, block in enumerate(blocks))
+            del blocks[sum(takewhile(bool, own)) :]
+        new = sum([block.use is None or not block.use.pins for block in blocks])
         if self._order.num_pinned_blocks + new > most:
             return False
-        self._pins.pin(name, place)
+        self._pins.pin(name, blocks[-1].digest if blocks else None)
         return True
 
     def unpin(self, name: str) -> None:

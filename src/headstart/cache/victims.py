@@ -193,7 +193,9 @@ class LruOrder(VictimOrder[Item]):
         rank = self._lowest if use is None else use.rank
         if rank == self._lowest:
             return self.base
-        queue: LinkedQueue[Item] = self._ranked.setdefault(rank, LinkedQueue())
+        queue: LinkedQueue[Item] | None = self._ranked.get(rank)
+        if queue is None:
+            queue = self._ranked[rank] = LinkedQueue()
         return queue
 
     def append(self, item: Item) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,8 @@ from headstart.server.front import Front
 
 _ENDINGS = ("", "a", " a", "0", ".", "\n")
 """Texts that may follow a prompt, one of each kind that tokenizers join to what stands before."""
+_LAST_WORD = re.compile(r"\s*\S{0,32}\s*\Z")
+"""Which may go on, and be other tokens then.  Where a script has no spaces, so many letters are enough."""
 
 
 async def stable_tokens(front: Front, conversation: Conversation) -> list[int]:
@@ -27,8 +30,12 @@ async def stable_tokens(front: Front, conversation: Conversation) -> list[int]:
 
 
 async def stable_text_tokens(front: Front, text: str, *, special: bool) -> list[int]:
-    """The same for a text that may go on in any way."""
-    return await _common(front, [text + ending for ending in _ENDINGS], special=special, origin="prompt")
+    """The same for a text that may go on in any way: its last word is left out, unless it is all there is."""
+    texts = [text + ending for ending in _ENDINGS]
+    last = _LAST_WORD.search(text, max(0, len(text) - 256))
+    if last is not None and last.start():
+        texts.append(text[: last.start()])
+    return await _common(front, texts, special=special, origin="prompt")
 
 
 def _texts(front: Front, conversation: Conversation) -> list[str]:

@@ -84,9 +84,10 @@ def router(front: Front) -> APIRouter:
                 code="invalid_value",
             )
         ticket = front.admit(body, caller_of(request), "warm")
+        params = SamplingParams(temperature=0.0, max_tokens=0)
+        front.client.check_queue(params)  # before the work of finding out what is stable
         prompt = await _stable(front, body)
         origin = "prompt" if body.prompt else "messages"
-        params = SamplingParams(temperature=0.0, max_tokens=0)
         generation = front.generate(prompt, params, ticket, prompt_field=origin)
         return json_response(await until_disconnect(request.receive, _whole(front, ticket, generation)))
 
