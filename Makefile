@@ -5,11 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve demo pull test lint types unit fuzz bench clean
+.PHONY: help serve demo pull test lint types unit fuzz fuzz-api bench clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.installed  ## serve the embedded model on http://127.0.0.1:8000  (ARGS="--port 9000")
 	@$(BIN)/headstart serve $(ARGS)
@@ -37,6 +37,9 @@ unit: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev  ## the cache core's state machines for ten minutes  (ARGS="--seed 4711")
 	$(BIN)/python -m bench.fuzz --minutes 10 $(ARGS)
+
+fuzz-api: $(VENV)/.installed-dev  ## 5,000 requests that schemathesis makes up  (ARGS="--seed 4711")
+	$(BIN)/python -m bench.api_fuzz $(ARGS)
 
 bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/first_token.py --write

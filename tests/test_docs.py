@@ -105,16 +105,19 @@ def test_the_walkthrough_names_what_exists() -> None:
         assert (ROOT / "src/headstart" / path).exists(), path
 
 
-def test_the_python_example_of_the_readme_runs(smollm2: object) -> None:
-    readme = (ROOT / "README.md").read_text()
-    examples = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+EXAMPLES = {"README.md": "cached", "docs/structured-outputs.md": "(123) 456-7890"}
+
+
+@pytest.mark.parametrize(("page", "shows"), EXAMPLES.items())
+def test_python_examples_run(smollm2: object, page: str, shows: str) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert len(examples) == 1
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
         [sys.executable, "-c", examples[0]], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert "cached" in done.stdout
+    assert shows in done.stdout
 
 
 def test_json_in_curl_lines_is_json() -> None:

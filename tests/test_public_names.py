@@ -19,6 +19,7 @@ HEADSTART = {
     "LLM": "headstart.engine.llm",
     "Namespace": "headstart.cache.keys",
     "SamplingParams": "headstart.engine.request",
+    "StructuredOutputs": "headstart.engine.structured",
 }
 CACHE = {
     "Adapter": "headstart.cache.keys",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headstart.config import CacheConfig, EngineConfig
     from headstart.engine.llm import LLM, Generation
     from headstart.engine.request import SamplingParams
+    from headstart.engine.structured import StructuredOutputs
     from headstart.errors import HeadstartError
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "LLM": "headstart.engine.llm",
     "Namespace": "headstart.cache",
     "SamplingParams": "headstart.engine.request",
+    "StructuredOutputs": "headstart.engine.structured",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "KVCacheManager",
     "Namespace",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 

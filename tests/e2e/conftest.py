@@ -163,3 +163,13 @@ def smollm2_server(start_server: StartServer, smollm2: ModelFiles) -> Iterator[S
     with start_server(smollm2.name, "--dtype", "float32", "--kv-cache-memory-bytes", "256MiB") as server:
         yield server
         assert server.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def strict_server(start_server: StartServer, tiny_llama_dir: Path) -> Iterator[Server]:
+    """The tiny model with room for 1,024 tokens, behind a server that refuses unknown fields."""
+    options = ("--served-model-name", "tiny", "--dtype", "float32", "--num-blocks", "64", "--strict")
+    with start_server(str(tiny_llama_dir), *options) as server:
+        yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.stderr.read_text()

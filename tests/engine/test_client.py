@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,35 @@ def test_an_id_in_use_is_refused(engine: Engine) -> None:
             await anext(engine.client.generate(PROMPT, greedy(), request_id="same"))
         await anext(first)  # undisturbed
         await first.aclose()
+
+    engine.run(scenario)
+
+
+def test_an_id_is_in_use_from_the_first_moment_to_the_last(engine: Engine) -> None:
+    async def scenario() -> None:
+        client = engine.client
+
+        def generate() -> AsyncGenerator[RequestOutput, None]:
+            return client.generate(PROMPT, greedy(4), request_id="again")
+
+        seated = generate()  # nobody has asked for its first output yet
+        with pytest.raises(RequestError) as refused:
+            generate()
+        assert (refused.value.status, refused.value.code) == (409, "request_id_in_use")
+        del seated  # forgotten, and never begun
+        for end in ("read", "closed"):
+            stream = generate()
+            await anext(stream)
+            with pytest.raises(RequestError):
+                generate()
+            if end == "read":
+                assert [output async for output in stream][-1].finish_reason == "length"
+            else:
+                await stream.aclose()
+        with pytest.raises(RequestError, match="at least one token"):
+            client.generate([], greedy(), request_id="again")
+        await generate().aclose()
+        assert [output async for output in generate()][-1].finish_reason == "length"
 
     engine.run(scenario)
 

@@ -115,6 +115,10 @@ class FakeEngine:
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt = list(prompt_token_ids)
+        if request_id in self.running:
+            raise RequestError(
+                f"{request_id} is in use", param="request_id", code="request_id_in_use", status=409
+            )
         if len(prompt) >= self.info.max_model_len:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, max_model_len is {self.info.max_model_len}",

@@ -261,22 +261,3 @@ def test_an_assistants_message_may_have_no_content(client: TestClient, engine: A
         ask(client, messages=messages)
         prompt = engine.tokenizer.decode(engine.submitted[-1][0])
         assert prompt == "[system]Be brief.[user]hi[assistant][user]go on[assistant]"
-
-
-def test_tool_calls_without_content_are_refused_as_tool_calls(client: TestClient) -> None:
-    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    for silent in ({}, {"content": None}):
-        messages = [*MESSAGES, {"role": "assistant", "tool_calls": calls, **silent}]
-        response = client.post(URL, json={"messages": messages})
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert (error["param"], error["code"]) == ("messages[2].tool_calls", "unsupported_parameter")
-
-
-def test_tools_that_may_not_be_called_change_nothing(client: TestClient, engine: Any) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    ask(client, tools=tools, tool_choice="none")
-    assert engine.tokenizer.decode(engine.submitted[-1][0]) == PROMPT
-    response = client.post(URL, json={"messages": MESSAGES, "tools": tools})
-    assert response.status_code == 400
-    assert 'send [] or tool_choice "none"' in response.json()["error"]["message"]

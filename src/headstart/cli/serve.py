@@ -117,8 +117,8 @@ def serve(
     trust_request_chat_template: Annotated[
         bool | None,
         typer.Option(
-            help="Take chat_template from requests. Templates are programs: they run in a sandbox that limits "
-            "their time and output, but not their memory.",
+            help="Take chat_template from requests. Templates are programs: a sandbox bounds their "
+            "time and output, but not their memory.",
             show_default="only while all callers share one cache",
             rich_help_panel=_SERVER,
         ),

@@ -165,7 +165,10 @@ def _grammar(wanted: StructuredOutputs) -> str:
         options["whitespace_flexible"] = False
     else:
         options["whitespace_pattern"] = wanted.whitespace_pattern or WHITESPACE
-    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    except ValueError as error:
+        raise wanted.error(f"cannot be compiled: {_first_line(str(error))}") from error
 
 
 def _schema(wanted: StructuredOutputs, text: str) -> str:

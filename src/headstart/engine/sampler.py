@@ -169,10 +169,13 @@ def mask(logits: Tensor, rows: Sequence[ScheduledRow]) -> dict[str, str]:
             failed[row.request_id] = f"its grammar cannot be applied: {error}"
     if allowed:
         bits = np.frombuffer(b"".join(allowed.values()), np.uint8).reshape(len(allowed), -1)
-        forbidden = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little") == 0
+        forbidden = np.unpackbits(~bits, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
         some = torch.from_numpy(forbidden).to(logits.device)
-        where = torch.tensor(list(allowed), device=logits.device)
-        logits[where] = logits[where].masked_fill_(some, -math.inf)
+        if len(allowed) == len(rows):
+            logits.masked_fill_(some, -math.inf)
+        else:
+            where = torch.tensor(list(allowed), device=logits.device)
+            logits[where] = logits[where].masked_fill_(some, -math.inf)
     return failed
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from headstart.errors import RequestError, shown
 
-MAX_SOURCE = 1 << 17
+MAX_SOURCE = 1 << 16
 """The most characters of a schema, a regular expression or a grammar, and of all choices together."""
 MAX_ALTERNATIVES = 1024
 """The most entries of ``choice``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from fastapi import Depends, FastAPI
 
 from headstart.cache import MissReport
@@ -10,6 +12,7 @@ from headstart.engine.supervisor import EngineSupervisor
 from headstart.server import (
     chat,
     completions,
+    docs,
     errors,
     explain,
     known_fields,
@@ -26,6 +29,11 @@ from headstart.server.head import HeadAsGet
 from headstart.server.metrics import Metrics
 from headstart.text import ChatTemplate, Tokenizer
 
+ABOUT = (
+    "OpenAI's API with prefix caching: every answer says in usage.prompt_tokens_details.cached_tokens how "
+    "much of its prompt was computed before. Fields that nobody knows are ignored and named in the header "
+    f"{known_fields.HEADER}."
+)
 MAX_BODY_BYTES = 16 * 2**20  # a million tokens as decimal ids fit twice
 
 
@@ -52,9 +60,12 @@ def build_app(
     client.on_explained(explained)
     app = FastAPI(
         title="headstart",
-        description="OpenAI-compatible, with prefix caching.",
+        version=version("headstart"),
+        description=ABOUT,
         responses=errors.RESPONSES,
         dependencies=[Depends(known_fields.watch(strict=config.strict))],
+        docs_url=None,
+        redoc_url=None,
     )
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(known_fields.IgnoredFields)
@@ -70,4 +81,5 @@ def build_app(
     app.include_router(operations.models_router(front))
     app.include_router(operations.health_router(front))
     app.include_router(operations.operator_router(front))
+    app.include_router(docs.router())
     return app

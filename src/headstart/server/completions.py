@@ -112,13 +112,18 @@ async def _chunks(
     head = _head(front, ticket)
     unbegun = {index: generation for generation in generations for index in generation.told}
 
+    num_told = 0  # the generations may be a token ahead
+
     def usage() -> dict[str, Any]:
         if body.continuous_usage:
-            return {"usage": usage_of(generations)}
+            so_far = usage_of(generations)
+            total = so_far.prompt_tokens + num_told
+            return {"usage": so_far.model_copy(update={"completion_tokens": num_told, "total_tokens": total})}
         return {"usage": None} if body.include_usage else {}
 
     async with aclosing(merged(generations)) as pieces:
         async for piece in pieces:
+            num_told += len(piece.token_ids)
             told_ids = bool(body.return_token_ids and piece.token_ids)
             if piece.text or piece.tokens or piece.finish_reason or told_ids:
                 choice = CompletionChoice(

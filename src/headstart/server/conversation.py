@@ -141,10 +141,10 @@ def render(front: Front, conversation: Conversation, caller: Caller = ANYONE) ->
 def _template(front: Front, conversation: Conversation) -> ChatTemplate:
     """The request's own template, or else the model's."""
     if conversation.chat_template is not None:
-        tokenizer = front.tokenizer
-        own = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
-        named = front.template.named if front.template else {name: own[name] or "" for name in own}
-        return front.request_templates.get(conversation.chat_template, named)
+        tokens = {"bos_token": front.tokenizer.bos_token, "eos_token": front.tokenizer.eos_token}
+        named = {name: token for name, token in tokens.items() if token is not None}
+        own = front.template.named if front.template is not None else {}
+        return front.request_templates.get(conversation.chat_template, {**named, **own})
     if front.template is None:
         raise RequestError(
             f"the model {front.model!r} has no chat template; send a prompt to /v1/completions instead",

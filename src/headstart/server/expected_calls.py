@@ -58,7 +58,8 @@ class CallReader:
 
     def __init__(self, expected: ExpectedCalls, hidden: Sequence[str]) -> None:
         self._parser = expected.form.parser(expected.tools, hidden, several=expected.several)
-        self._several = expected.several
+        # A forced answer ends by itself, and the markers that do it are the beginning of the next prompt.
+        self._ends_with_first = not expected.several and not expected.forced
         self._short_ids = expected.form.short_ids
         self._num_calls = 0
         self.ended = False
@@ -70,7 +71,7 @@ class CallReader:
         if piece.finish_reason is not None:
             parsed.append(self._parser.finish())
         calls = tuple(self._named(parsed))
-        enough = not self._several and parsed[-1].num_complete > 0
+        enough = self._ends_with_first and parsed[-1].num_complete > 0
         reason = "stop" if enough else piece.finish_reason
         if reason == "stop" and self._num_calls:
             reason = "tool_calls"

@@ -6,17 +6,19 @@ Types are strict (``"0.5"`` is no number); ranges are `SamplingParams`' affair.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError, PydanticSerializationError, to_json
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerializationError, to_json
 
 from headstart.engine.request import MAX_LOGPROBS
 
@@ -36,7 +38,7 @@ def must_be(allowed: str) -> WrapValidator:
                 raise  # a field of this object: it has a sentence of its own
             raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": allowed}) from None
 
-    return WrapValidator(check)
+    return _Worded(check, schema={"description": allowed})
 
 
 def not_yet(*neutral: Any) -> AfterValidator:
@@ -49,7 +51,38 @@ def not_yet(*neutral: Any) -> AfterValidator:
             return value
         raise PydanticCustomError("not_yet", "is not supported yet", {"neutral": words})
 
-    return AfterValidator(check)
+    return _Narrowed(
+        check, schema={"description": "Not supported yet: these ask for nothing.", "enum": [None, *neutral]}
+    )
+
+
+def told(**schema: Any) -> Any:
+    """JSON schema for a field whose range is checked elsewhere."""
+    return Field(json_schema_extra=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worded(WrapValidator):
+    """A validator that the OpenAPI document tells, too."""
+
+    schema: dict[str, Any] = field(default_factory=dict)
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(core_schema) | self.schema
+
+
+@dataclass(frozen=True, slots=True)
+class _Narrowed(AfterValidator):
+    """The same, for what is checked after the type."""
+
+    schema: dict[str, Any] = field(default_factory=dict)
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(core_schema) | self.schema
 
 
 def refused(why: str, *neutral: Any) -> AfterValidator:
@@ -93,9 +126,14 @@ T = TypeVar("T")
 # One complaint is all that is told; of a list with a million entries pydantic would write a million.
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 Integer = Annotated[int, Field(strict=True)]
-TokenIds = ListOf[Integer]
+TokenIds = ListOf[Annotated[Integer, told(minimum=0)]]
 StopTokenIds = ListOf[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
-StopString = Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(_is_text)]
+StopString = Annotated[
+    str,
+    Field(max_length=MAX_STOP_LENGTH),
+    AfterValidator(_is_text),
+    Field(json_schema_extra={"minLength": 1}),
+]
 
 Bits64 = Annotated[
     int | None,
@@ -106,6 +144,7 @@ Count = Annotated[
     int | None,
     Field(strict=True, ge=-(2**31), lt=2**31),
     must_be("0 or -1 (off) or an integer below 2147483648"),
+    told(minimum=-1),
 ]
 Limit = Annotated[
     int | None, Field(strict=True, ge=1, lt=2**31), must_be("an integer of at least 1 and below 2147483648")
@@ -123,10 +162,20 @@ NumLogprobs = Annotated[
 LogitBias = Annotated[
     Annotated[dict[int, Annotated[float, Field(strict=True)]], BeforeValidator(_few_biases)] | None,
     must_be(f"an object of at most {MAX_BIASES} token ids, each with a number"),
+    told(
+        maxProperties=MAX_BIASES,
+        propertyNames={"pattern": "^(0|[1-9][0-9]{0,8})$"},
+        additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+    ),
 ]
 Number = Annotated[float | None, Field(strict=True), must_be("a number")]
+Share = Annotated[Number, told(minimum=0, maximum=1)]
+Penalty = Annotated[Number, told(minimum=-2, maximum=2)]
 Flag = Annotated[bool | None, Field(strict=True), must_be("true or false")]
 String = Annotated[str | None, must_be("a string")]
+Text = Annotated[
+    Annotated[str, AfterValidator(_is_text)] | None, must_be("a string, all of it valid Unicode")
+]
 Stop = Annotated[
     StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
     must_be(

@@ -32,14 +32,18 @@ from headstart.server.fields import (
     NotYetTrue,
     Number,
     NumLogprobs,
+    Penalty,
     RequestId,
+    Share,
     Stop,
     StopTokenIds,
     String,
+    Text,
     TokenIds,
     TruncatePromptTokens,
     must_be,
     not_yet,
+    told,
 )
 from headstart.server.hints import CacheHints
 from headstart.server.structured import Choices, ResponseFormat, Schema, StructuredFields, structure_of
@@ -103,8 +107,8 @@ class GenerationRequest(CourtesyFields, EngineRequest):
     """What a chat and a completion ask for alike."""
 
     max_tokens: MaxTokens = None
-    temperature: Number = None
-    top_p: Number = None
+    temperature: Annotated[Number, told(minimum=0, maximum=100)] = None
+    top_p: Annotated[Number, told(exclusiveMinimum=0, maximum=1)] = None
     top_k: Count = None
     seed: Bits64 = None
     stop: Stop = None
@@ -115,10 +119,10 @@ class GenerationRequest(CourtesyFields, EngineRequest):
     include_stop_str_in_output: Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
 
-    min_p: Number = None
-    presence_penalty: Number = None
-    frequency_penalty: Number = None
-    repetition_penalty: Number = None
+    min_p: Share = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    repetition_penalty: Annotated[Number, told(minimum=0.01, maximum=100)] = None
     logit_bias: LogitBias = None
     min_tokens: Natural = None
     prompt_logprobs: NumLogprobs = None
@@ -268,13 +272,13 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: Flag = None
     continue_final_message: Flag = None
     echo: Flag = None
-    chat_template: String = None
+    chat_template: Text = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, must_be("an object")] = None
     documents: Annotated[
         Annotated[ListOf[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None,
         must_be(f"a list of at most {MAX_DOCUMENTS} objects"),
     ] = None
-    reasoning_effort: String = None
+    reasoning_effort: Text = None
 
     logprobs: Flag = None
     top_logprobs: NumLogprobs = None
@@ -328,6 +332,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[
         str | TokenIds | ListOf[str] | ListOf[TokenIds],
         must_be("a text, a list of token ids, a list of texts or a list of lists of token ids"),
+        told(minLength=1, minItems=1),
     ]
 
     logprobs: Annotated[int | None, Field(strict=True, ge=0, le=5), must_be("an integer between 0 and 5")] = (

@@ -41,30 +41,18 @@ def _a(model: type[BaseModel]) -> AfterValidator:
     return AfterValidator(check)
 
 
-_A_NAME = "a name of 1 to 128 letters, digits and _ . : / -"
+_A_NAME = "with a name of 1 to 128 letters, digits and _ . : / -"
 # As it came: the template writes it into the prompt, and what changes there is not found in the cache.
 Tools = Annotated[
-    Annotated[
-        ListOf[
-            Annotated[
-                dict[str, Any],
-                _a(FunctionTool),
-                must_be(
-                    'an object like {"type": "function", "function": {"name": "…", "parameters": {…}}} with '
-                    f"{_A_NAME}"
-                ),
-            ]
-        ],
-        Field(max_length=MAX_TOOLS),
-    ]
-    | None,
-    must_be(f'a list of at most {MAX_TOOLS} objects like {{"type": "function", "function": {{…}}}}'),
+    Annotated[ListOf[Annotated[dict[str, Any], _a(FunctionTool)]], Field(max_length=MAX_TOOLS)] | None,
+    must_be(
+        f"a list of at most {MAX_TOOLS} objects like "
+        f'{{"type": "function", "function": {{"name": "…", "parameters": {{…}}}}}}, {_A_NAME}'
+    ),
 ]
 Functions = Annotated[
     Annotated[ListOf[Annotated[dict[str, Any], _a(Function)]], Field(max_length=MAX_TOOLS)] | None,
-    must_be(
-        f'a list of at most {MAX_TOOLS} objects like {{"name": "…", "parameters": {{…}}}} with {_A_NAME}'
-    ),
+    must_be(f'a list of at most {MAX_TOOLS} objects like {{"name": "…", "parameters": {{…}}}}, {_A_NAME}'),
 ]
 
 

@@ -31,11 +31,11 @@ def tell_of_tools(
     for message in messages:
         if message["role"] == "tool":
             result = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-            if told and told[-1].get("role") == "user" and told[-1]["content"].startswith("<tool_response>"):
+            if told and _is_result(told[-1]):
                 told[-1]["content"] += f"\n{result}"
             else:
                 told.append({"role": "user", "content": result})
-        elif calls := message.get("tool_calls"):
+        elif isinstance(calls := message.get("tool_calls"), list) and calls:
             others = {name: value for name, value in message.items() if name != "tool_calls"}
             parts = [message.get("content") or "", *map(_written, calls)]
             told.append({**others, "content": "\n".join(filter(None, parts))})
@@ -44,9 +44,17 @@ def tell_of_tools(
     return _with_tools(told, tools) if tools else told
 
 
-def _written(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    said = {"name": function["name"], "arguments": function["arguments"]}
+def _is_result(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "user" and str(message.get("content")).startswith("<tool_response>")
+
+
+def _written(call: Any) -> str:
+    """A call between tags; one from a log that has another form than OpenAI's, as it is."""
+    match call:
+        case {"function": {"name": name, "arguments": arguments}}:
+            said: Any = {"name": name, "arguments": arguments}
+        case _:
+            said = call
     return f"{BEGIN}\n{json.dumps(said, ensure_ascii=False)}\n{FINISH}"
 
 
