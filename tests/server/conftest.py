@@ -245,3 +245,13 @@ def make_client(engine: FakeEngine) -> Iterator[Callable[..., TestClient]]:
 def client(make_client: Callable[..., TestClient]) -> TestClient:
     """HTTP to the application; exceptions that reach the server become its answers, as in real life."""
     return make_client()
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """As `client`, one for all tests of a file: for those that ask for nothing that is computed."""
+    engine = FakeEngine(byte_tokenizer(tmp_path_factory.mktemp("bytes")))
+    app = build_app(engine, engine.tokenizer, ChatTemplate(TEMPLATE))  # type: ignore[arg-type]
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+    assert not engine.submitted

@@ -1,4 +1,4 @@
-"""Absurd values in every field of both request bodies, and bodies that are none: never a 5xx."""
+"""Absurd values in every field of the request bodies, and bodies that are none: never a 5xx."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from headstart.server.app import build_app
+from headstart.server.messages_protocol import MessagesRequest
 from headstart.server.protocol import ChatRequest, CompletionRequest
+from headstart.server.responses_protocol import ResponsesRequest
 from headstart.text import ChatTemplate
 from tests.server.conftest import TEMPLATE, FakeEngine, byte_tokenizer
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"
 BASES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     COMPLETION: {"prompt": "hi"},
+    RESPONSE: {"input": "hi"},
+    MESSAGE: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
 }
 FIELDS = {
     CHAT: [*ChatRequest.model_fields, "unknown"],
     COMPLETION: [*CompletionRequest.model_fields, "unknown"],
+    RESPONSE: [*ResponsesRequest.model_fields, "truncation"],
+    MESSAGE: [*MessagesRequest.model_fields],
 }
 DEEP: Any = []
 for _ in range(200):
@@ -96,10 +103,13 @@ def check(http: TestClient, path: str, content: bytes) -> str | None:
     if response.status_code == 200:
         return None
     error = response.json()["error"]
+    assert 10 < len(error["message"]) < 600
+    if path == MESSAGE:
+        assert error["type"] in ("invalid_request_error", "not_found_error")
+        return None
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert error["code"]
-    assert 10 < len(error["message"]) < 600
     param: str | None = error["param"]
     return param
 

@@ -70,6 +70,7 @@ def test_openapi_says_what_is_sent_and_answered(client: TestClient) -> None:
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}", "/health", "/metrics",
         "/reset_prefix_cache", "/v1/cache/warm", "/v1/cache/explain", "/version", "/ping", "/tokenize",
         "/detokenize",
+        "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
     }  # fmt: skip
 
 

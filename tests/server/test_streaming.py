@@ -21,9 +21,11 @@ ONE = ("/v1/completions", {"prompt": "hi"}, 1)
 SEVERAL = ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3)
 CHOICES = ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4)
 CHATS = (CHAT[0], CHAT[1] | {"n": 3}, 3)
+RESPONSE = ("/v1/responses", {"input": "hi"}, 1)
+MESSAGE = ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}, 1)
 FORMS = [
     pytest.param(path, body | {"stream": streamed}, count, id=f"{path[4:8]}-{count}-{streamed}")
-    for path, body, count in (CHAT, ONE, SEVERAL, CHOICES, CHATS)
+    for path, body, count in (CHAT, ONE, SEVERAL, CHOICES, CHATS, RESPONSE, MESSAGE)
     for streamed in (False, True)
 ]
 
@@ -160,11 +162,15 @@ def test_an_engine_that_fails_is_told_as_an_error(
             assert client.status == 200
             *_, last, rest = client.received.decode().split("\n\n")
             assert rest == ""
-            error = json.loads(last.removeprefix("data: "))["error"]
+            told = json.loads(last.splitlines()[-1].removeprefix("data: "))
+            error = told["response"]["error"] if told.get("type") == "response.failed" else told["error"]
         else:
             assert client.status == (503 if dead else 500)
             error = json.loads(client.received)["error"]
-        assert error["type"] == "server_error"
+        kind = error.get("type", error.get("code"))
+        assert kind == (
+            {True: "overloaded_error", False: "api_error"}[dead] if path == MESSAGE[0] else "server_error"
+        )
         assert error["message"] == str(engine.failure)
 
     asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""The HTTP applications: OpenAI's routes and the operator's, over one engine."""
+"""The HTTP application: OpenAI's routes, Anthropic's and the operator's, over one engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from headstart.server import (
     errors,
     explain,
     known_fields,
+    messages,
     operations,
+    responses,
     tokenize,
     warm,
 )
@@ -100,6 +102,8 @@ def build_apps(
     app = _empty_app(access, visits, strict=config.strict, lifespan=lifespan)
     app.include_router(chat.router(front))
     app.include_router(completions.router(front))
+    app.include_router(responses.router(front))
+    app.include_router(messages.router(front))
     app.include_router(tokenize.router(front))
     app.include_router(warm.router(front))
     app.include_router(explain.router(front))

@@ -40,7 +40,7 @@ def router(front: Front) -> APIRouter:
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, request, "chatcmpl")
+        ticket = front.admit(body, request, "chatcmpl-")
         params = body.sampling(front.tokenizer.eos_token_ids)
         started = await answer(front, conversation_of(body), params, ticket)
         if body.stream:

@@ -111,6 +111,11 @@ class Choice:
         return self._text.num_tokens
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._text.stop_string
+
+    @property
     def mean_logprob(self) -> float:
         """Of its tokens, where the engine tells them."""
         return self._logprob / max(1, self.num_tokens)

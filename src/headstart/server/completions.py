@@ -32,7 +32,7 @@ def router(front: Front) -> APIRouter:
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue each prompt, whole or (``stream``) as it is generated."""
-        ticket = front.admit(body, request, "cmpl")
+        ticket = front.admit(body, request, "cmpl-")
         params = body.sampling(front.tokenizer.eos_token_ids)
         await front.check_structure(params)
         special = body.add_special_tokens is not False
@@ -65,9 +65,7 @@ def _fitting(
     """The parameters, with the default of ``max_tokens`` cut to what fits behind the prompt."""
     if body.max_tokens is not None:
         return params
-    info = front.client.info
-    room = min(info.max_model_len, info.kv_capacity_tokens + 1) - len(prompt)
-    return replace(params, max_tokens=max(1, min(COMPLETION_MAX_TOKENS, room)))
+    return replace(params, max_tokens=front.fitting(COMPLETION_MAX_TOKENS, prompt))
 
 
 def _echo(front: Front, body: CompletionRequest, prompt: str | list[int]) -> Echo | None:

@@ -82,12 +82,16 @@ class Answer:
         return pieces_with_calls(self.generation, self._expected)
 
 
-async def answer(front: Front, conversation: Conversation, params: SamplingParams, ticket: Ticket) -> Answer:
-    """The conversation given to the engine.
+async def answer(
+    front: Front, conversation: Conversation, params: SamplingParams, ticket: Ticket, *, shorten: bool = False
+) -> Answer:
+    """The conversation given to the engine; to ``shorten`` is to cut ``max_tokens`` to what fits.
 
     Raises `RequestError` for what cannot be rendered, is too long or can never be served.
     """
     prompt = await prompt_of(front, conversation, ticket.caller)
+    if shorten:
+        params = replace(params, max_tokens=front.fitting(params.max_tokens, prompt))
     expected = _expected_calls(front, conversation, ticket.telling)
     if expected is not None:
         params = expected.constrained(params)
@@ -120,13 +124,18 @@ def render(front: Front, conversation: Conversation, caller: Caller) -> str:
             param="chat_template_kwargs",
             code="invalid_value",
         )
-    return _template(front, conversation).render(
-        conversation.messages,
-        tools=conversation.tools,
-        add_generation_prompt=conversation.add_generation_prompt,
-        continue_final_message=conversation.continue_final_message,
-        **{"documents": conversation.documents, **conversation.variables},
-    )
+    try:
+        return _template(front, conversation).render(
+            conversation.messages,
+            tools=conversation.tools,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            **{"documents": conversation.documents, **conversation.variables},
+        )
+    except RequestError as error:
+        if error.param == "messages":
+            error.param = conversation.origin
+        raise
 
 
 def _template(front: Front, conversation: Conversation) -> ChatTemplate:

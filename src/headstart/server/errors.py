@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object, with the right status.
+"""Every failure as OpenAI's error object, or Anthropic's on Anthropic's routes, with the right status.
 
 Whatever goes wrong becomes an exception of `headstart.errors`, and one function turns that tree into an
 answer; so a plain reply, a stream that had begun and an unknown route all speak alike.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from headstart.errors import EngineDeadError, HeadstartError, RequestError, shown_json
+from headstart.server.replies import Event
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is left to read it
 
@@ -48,10 +49,39 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
+class AnthropicErrorBody(BaseModel):
+    """What went wrong: its kind and a sentence."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(Event):
+    """Anthropic's error object, which is an event, too."""
+
+    type: Literal["error"]
+    error: AnthropicErrorBody
+
+
+ANTHROPIC_ROUTES = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""By status; every other one is an ``invalid_request_error``."""
+
 # For the OpenAPI document, in place of FastAPI's own form of validation errors.
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorReply, "description": "The request is at fault; ``error.param`` names the field."},
+    "4XX": {"model": ErrorReply, "description": "The request is at fault; the message names the field."},
     "5XX": {"model": ErrorReply, "description": "The server is at fault; the request may be tried again."},
+}
+ANTHROPIC_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {**told, "model": AnthropicErrorReply} for status, told in RESPONSES.items()
 }
 
 
@@ -85,9 +115,20 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
     return status, ErrorReply(error=body)
 
 
-def response_to(_request: Request, error: Exception) -> Response:
-    """The answer to a request that ended in ``error``."""
+def describe_for_anthropic(error: Exception) -> tuple[int, AnthropicErrorReply]:
+    """As `describe`, in Anthropic's words; a field at fault is named in the sentence alone."""
     status, reply = describe(error)
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    return status, AnthropicErrorReply(
+        type="error", error=AnthropicErrorBody(type=kind, message=reply.error.message)
+    )
+
+
+def response_to(request: Request, error: Exception) -> Response:
+    """The answer to a request that ended in ``error``, in the words of the API that it asked for."""
+    path = request.scope["path"]
+    anthropic = path == ANTHROPIC_ROUTES or path.startswith(f"{ANTHROPIC_ROUTES}/")
+    status, reply = describe_for_anthropic(error) if anthropic else describe(error)
     return JSONResponse(reply.model_dump(), status, HEADERS.get(status))
 
 
@@ -148,6 +189,8 @@ def _from_validation(error: Any) -> RequestError:
         case "not_yet":
             message = f"{param} is not supported yet: leave it out or send {details['neutral']}, got {given}"
             code = "unsupported_parameter"
+        case "refused":
+            message, code = f"{param} {details['why']}", "unsupported_parameter"
         case _:
             message = f"{param}: {error['msg']}, got {given}"
     if param in UNQUOTED:

@@ -18,7 +18,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerializationError, to_json
 
 from headstart.engine.request import MAX_LOGPROBS
 
@@ -34,7 +34,7 @@ def must_be(allowed: str) -> WrapValidator:
         try:
             return handler(value)
         except ValidationError as error:
-            if error.error_count() == 1 and error.errors()[0]["type"] == "not_yet":
+            if error.error_count() == 1 and error.errors()[0]["type"] in ("not_yet", "refused"):
                 raise  # a field of this object: it has a sentence of its own
             raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": allowed}) from None
 
@@ -85,11 +85,31 @@ class _Narrowed(AfterValidator):
         return handler(core_schema) | self.schema
 
 
+def refused(why: str, *neutral: Any) -> AfterValidator:
+    """A validator for a field that we shall not do: ``why`` says so after the field's name."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(same == value and type(same) is type(value) for same in neutral):
+            return value
+        raise PydanticCustomError("refused", "is refused", {"why": why})
+
+    return AfterValidator(check)
+
+
 def _is_text(text: str) -> str:
     """Half of a surrogate pair, which JSON can spell, is no text."""
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
         raise PydanticCustomError("must_be", "must be {allowed}", {"allowed": "valid Unicode"})
     return text
+
+
+def _can_be_told_again(value: Any) -> Any:
+    try:
+        to_json(value)
+    except (PydanticSerializationError, ValueError, RecursionError):
+        allowed = {"allowed": "valid Unicode, and not nested too deeply"}
+        raise PydanticCustomError("must_be", "must be {allowed}", allowed) from None
+    return value
 
 
 def _few_biases(value: Any) -> Any:
@@ -99,13 +119,16 @@ def _few_biases(value: Any) -> Any:
     return value
 
 
+ECHOED = AfterValidator(_can_be_told_again)
+"""For a field that the answer repeats; the last of its annotations."""
+
 T = TypeVar("T")
 # One complaint is all that is told; of a list with a million entries pydantic would write a million.
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 Integer = Annotated[int, Field(strict=True)]
 TokenIds = ListOf[Annotated[Integer, told(minimum=0)]]
 StopTokenIds = ListOf[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
-_StopString = Annotated[
+StopString = Annotated[
     str,
     Field(max_length=MAX_STOP_LENGTH),
     AfterValidator(_is_text),
@@ -154,7 +177,7 @@ Text = Annotated[
     Annotated[str, AfterValidator(_is_text)] | None, must_be("a string, all of it valid Unicode")
 ]
 Stop = Annotated[
-    _StopString | Annotated[ListOf[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
+    StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOP_STRINGS)] | None,
     must_be(
         f"a string of at most {MAX_STOP_LENGTH} characters of valid Unicode, or a list of at most "
         f"{MAX_STOP_STRINGS} of them"
@@ -165,6 +188,8 @@ CacheSalt = Annotated[
     Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None,
     must_be("a string of 1 to 128 characters without @, /, \\ and NUL"),
 ]
+Ignored = Any
+"""Of a field that we know, and that has nothing to say to us."""
 # It stands in logs and names the request on the way to the engine, so it has no more than plain characters.
 RequestId = Annotated[
     Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None,

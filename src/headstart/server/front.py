@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from headstart.server.explanations import Explanations
 from headstart.server.generation import Generation
 from headstart.server.hints import terms_of
 from headstart.server.metrics import Metrics
-from headstart.server.protocol import GenerationRequest, Truncation
+from headstart.server.protocol import EngineRequest, Truncation
 from headstart.server.salt_watch import SaltWatch
 from headstart.server.visit import Visit, Visits, visit_of
 from headstart.text import ChatTemplate, RequestTemplates, Tokenizer
@@ -71,20 +72,13 @@ class Front:
         grammars = Grammars(lambda: self.tokenizer, self.client.info.vocab_size)
         object.__setattr__(self, "grammars", grammars)
 
-    def admit(self, body: GenerationRequest, request: Request, prefix: str) -> Ticket:
-        """A ticket for this request, if it is one for us; its id begins with ``prefix``.
+    def admit(self, body: EngineRequest, request: Request, prefix: str) -> Ticket:
+        """A ticket for this request, if it is one for us; its id begins with ``prefix`` (``cmpl-``).
 
-        Raises `RequestError` for another model, for stream options without a stream, and where more of a
-        prompt is to be kept than the model takes.
+        Raises `RequestError` for another model, and where more of a prompt is to be kept than fits the model.
         """
         if body.model is not None:
             self.check_model(body.model)
-        if body.stream_options is not None and not body.stream:
-            raise RequestError(
-                "stream_options is allowed only with stream set to true",
-                param="stream_options",
-                code="invalid_value",
-            )
         truncation, longest = body.truncation, self.client.info.max_model_len
         if truncation is not None and (truncation.most or 0) > longest:
             raise RequestError(
@@ -97,8 +91,8 @@ class Front:
         if body.cache_salt is not None:
             self.salt_watch.look(body.cache_salt, caller)
         return Ticket(
-            f"{prefix}-{body.request_id or visit.name}",
-            f"{prefix}-{visit.name}",
+            f"{prefix}{body.request_id or visit.name}",
+            f"{prefix}{visit.name}",
             visit,
             self.metrics.clock(),
             caller,
@@ -117,6 +111,14 @@ class Front:
                 code="model_not_found",
                 status=404,
             )
+
+    def fitting(self, wanted: int | None, prompt: Sequence[int]) -> int | None:
+        """``wanted`` tokens, or as many as fit behind ``prompt``; at least one, for the engine to refuse."""
+        if wanted is None:
+            return None
+        info = self.client.info
+        room = min(info.max_model_len, info.kv_capacity_tokens + 1) - len(prompt)
+        return max(1, min(wanted, room))
 
     async def encode(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
         """The tokens of ``text``.

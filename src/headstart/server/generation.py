@@ -74,6 +74,11 @@ class Generation:
         return [choice.end_reason for choice in self._choices.values() if choice.end_reason is not None]
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the first choice, if one did."""
+        return next(iter(self._choices.values())).stop_string
+
+    @property
     def told(self) -> list[int]:
         """The indices of the choices that are told, in order: all of them, or the best, best first."""
         choices = list(self._choices.values())

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from headstart.engine.request import MAX_BEST_OF, MAX_N, SamplingParams
 from headstart.errors import RequestError
-from headstart.server.choice import Telling
+from headstart.server.choice import PLAINLY, Telling
 from headstart.server.courtesy import CourtesyFields
 from headstart.server.fields import (
     AT_LEAST_ONE,
@@ -84,10 +84,28 @@ _SAMPLING = (
 )
 
 
-class GenerationRequest(CourtesyFields, CacheHints):
-    """What a chat and a completion ask for alike."""
+class EngineRequest(CacheHints):
+    """What every request for tokens says, in whichever API's words the rest is."""
 
     model: String = None
+    stream: Flag = None
+    priority: Bits64 = None
+    request_id: RequestId = None
+
+    @property
+    def telling(self) -> Telling:
+        """How the answer is told."""
+        return PLAINLY
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """How much of the end of a prompt is kept; None for all of it."""
+        return None
+
+
+class GenerationRequest(CourtesyFields, EngineRequest):
+    """What a chat and a completion ask for alike."""
+
     max_tokens: MaxTokens = None
     temperature: Annotated[Number, told(minimum=0, maximum=100)] = None
     top_p: Annotated[Number, told(exclusiveMinimum=0, maximum=1)] = None
@@ -99,10 +117,7 @@ class GenerationRequest(CourtesyFields, CacheHints):
     ] = None
     ignore_eos: Flag = None
     include_stop_str_in_output: Flag = None
-    stream: Flag = None
     stream_options: Annotated[StreamOptions | None, must_be('an object like {"include_usage": true}')] = None
-    priority: Bits64 = None
-    request_id: RequestId = None
 
     min_p: Share = None
     presence_penalty: Penalty = None
@@ -187,8 +202,14 @@ class GenerationRequest(CourtesyFields, CacheHints):
 
         ``eos_token_ids``, which the model ends its answers with, stop the text unless ``ignore_eos``.
 
-        Raises `RequestError` that names the field whose value is out of range.
+        Raises `RequestError` that names the field whose value is out of range, or makes no sense here.
         """
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "stream_options is allowed only with stream set to true",
+                param="stream_options",
+                code="invalid_value",
+            )
         if self.token_limit == 0 and self.num_prompt_logprobs is None:
             raise RequestError(
                 f"max_tokens must be {AT_LEAST_ONE}, got 0", param="max_tokens", code="invalid_value"

@@ -200,6 +200,12 @@ class CompletionReply(Reply):
     usage: Usage | None = None
 
 
+class Event(BaseModel):
+    """An event of a stream that is written with its name."""
+
+    type: str
+
+
 class ModelCard(BaseModel):
     """A served model; ``max_model_len`` bounds prompt plus output, in tokens, as vLLM tells it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.errors import HeadstartError
 from headstart.server.errors import describe
+from headstart.server.replies import Event
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +24,19 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Whole, or with ``stream`` as server-sent events; the last is ``[DONE]``.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+def _streamed(last: str) -> dict[int | str, dict[str, Any]]:
+    return {
+        200: {
+            "description": f"Whole, or with ``stream`` as server-sent events{last}.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
     }
-}
+
+
+STREAMED = _streamed("; the last is ``[DONE]``")
 """For the OpenAPI document of a route that can stream."""
+EVENTS = _streamed(", each with its name")
+"""The same, where events have names."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -56,15 +63,25 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class EventStream(StreamingResponse):
-    """``chunks`` as server-sent events, one each, then ``[DONE]``.
+def _as_openai_says(error: Exception) -> list[BaseModel]:
+    return [describe(error)[1]]
 
-    Owns ``chunks``: they are closed when the stream ends, the client leaves or something fails.  A
-    failure after the stream began is an event with an error object, and the stream ends there.
+
+class EventStream(StreamingResponse):
+    """``chunks`` as server-sent events, one each, and ``last`` behind them.
+
+    Owns ``chunks``: they are closed when the stream ends, the client leaves or something fails.  A failure
+    after the stream began is told by the events that ``failed`` makes of it, and the stream ends there.
     """
 
-    def __init__(self, chunks: AsyncGenerator[BaseModel, None]) -> None:
-        self._events = _events(chunks)
+    def __init__(
+        self,
+        chunks: AsyncGenerator[BaseModel, None],
+        *,
+        failed: Callable[[Exception], Iterable[BaseModel]] = _as_openai_says,
+        last: bytes = DONE,
+    ) -> None:
+        self._events = _events(chunks, failed, last)
         super().__init__(
             self._events,
             media_type="text/event-stream",
@@ -79,22 +96,28 @@ class EventStream(StreamingResponse):
                 await until_disconnect(receive, self.stream_response(send))
 
 
-async def _events(chunks: AsyncGenerator[BaseModel, None]) -> AsyncGenerator[bytes, None]:
+async def _events(
+    chunks: AsyncGenerator[BaseModel, None],
+    failed: Callable[[Exception], Iterable[BaseModel]],
+    last: bytes,
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
                 yield _event(chunk)
-        except HeadstartError as error:
-            yield _event(describe(error)[1])
         except Exception as error:
-            logger.exception("a stream failed")
-            yield _event(describe(error)[1])
+            if not isinstance(error, HeadstartError):
+                logger.exception("a stream failed")
+            for told in failed(error):
+                yield _event(told)
         else:
-            yield DONE
+            if last:
+                yield last
 
 
 def _event(data: BaseModel) -> bytes:
-    return f"data: {data.model_dump_json(exclude_unset=True)}\n\n".encode()
+    name = f"event: {data.type}\n" if isinstance(data, Event) else ""
+    return f"{name}data: {data.model_dump_json(exclude_unset=True)}\n\n".encode()
 
 
 def json_response(reply: BaseModel) -> Response:

@@ -77,7 +77,7 @@ def router(front: Front) -> APIRouter:
         if body.model is not None:
             front.check_model(body.model)
         if isinstance(body, TokenizeChat):
-            ticket = front.admit(body, request, "tokenize")
+            ticket = front.admit(body, request, "tokenize-")
             params = body.sampling(front.tokenizer.eos_token_ids)
             tokens = await prompt_of(front, conversation_of(body), ticket.caller)
             tokens = front.truncated(tokens, params, ticket)

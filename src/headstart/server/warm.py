@@ -82,7 +82,7 @@ def router(front: Front) -> APIRouter:
                 param="skip_writing_prefix_cache",
                 code="invalid_value",
             )
-        ticket = front.admit(body, request, "warm")
+        ticket = front.admit(body, request, "warm-")
         params = SamplingParams(temperature=0.0, max_tokens=0)
         front.client.check_queue(params)  # before the work of finding out what is stable
         prompt = await _stable(front, body, ticket)
