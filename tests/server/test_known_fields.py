@@ -152,3 +152,9 @@ def test_huge_bodies_are_not_searched_to_the_end() -> None:
 def test_the_header_says_when_there_are_more() -> None:
     assert header_of(["a"] * MAX_NAMED) == ", ".join("a" * MAX_NAMED)
     assert header_of(["a"] * (MAX_NAMED + 1)).endswith("a, ...")
+
+
+def test_the_empty_name_leaves_no_space_at_the_end() -> None:
+    """h11 would refuse to send the header, and the client would see a connection that breaks off."""
+    assert header_of(["colour", ""]) == 'colour, ""'
+    assert header_of([" "]) == "%20"

@@ -116,7 +116,8 @@ def unknown_fields(models: tuple[type[BaseModel], ...], body: Any) -> Iterator[U
 
 def header_of(paths: list[str]) -> str:
     """``colour, messages[0].mood``; what is no letter, digit, dot, hyphen or bracket is percent-encoded."""
-    names = [quote(path, safe=_NAME_CHARACTERS) for path in paths[:MAX_NAMED]]
+    # A header that ends with a space is none; so the empty name has quotes.
+    names = [quote(path, safe=_NAME_CHARACTERS) or '""' for path in paths[:MAX_NAMED]]
     short = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names]
     return ", ".join([*short, "..."] if len(paths) > MAX_NAMED else short)
 
