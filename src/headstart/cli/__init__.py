@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from headstart.cli.audit import audit
 from headstart.cli.bench import bench
 from headstart.cli.calc import app as calc
 from headstart.cli.command import Command
@@ -46,7 +47,7 @@ def root(
     """Serve language models and never compute the same prompt prefix twice."""
 
 
-for command in (serve, pull, demo, bench, replay, verdict, metrics, verify_log, lint, explain):
+for command in (serve, pull, demo, bench, replay, verdict, metrics, audit, verify_log, lint, explain):
     app.command(cls=Command)(command)
 app.add_typer(calc)
 

@@ -39,7 +39,14 @@ class Scraper:
     At most ``timeout`` seconds may pass without a byte.
     """
 
-    def __init__(self, url: httpx.URL, *, api_key: str | None = None, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: httpx.URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 10.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         self.url = url
         self._http = httpx.Client(
             headers={
@@ -50,6 +57,7 @@ class Scraper:
             follow_redirects=True,
             # A proxy from the environment would stand between us and a server on this very machine.
             trust_env=url.host not in _LOCAL,
+            transport=transport,
         )
 
     def __enter__(self) -> Self:
