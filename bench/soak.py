@@ -115,12 +115,12 @@ class Findings:
         return (
             f"{markdown_table(['what was sent', 'times'], kinds)}\n\n"
             f"{self.minutes:g} minutes, {sum(self.requests.values()):,} requests, {VISITORS} at once, "
-            f"{TENANTS} tenants; {self.left:,} clients left early; the engine was killed {self.kills} times.  "
-            f"Answers by status: {statuses}.  Afterwards: the pool free, {self.processes[1]} processes "
-            f"(before: {self.processes[0]}), {self.descriptors[1]} open files and sockets "
-            f"(before: {self.descriptors[0]}), resident memory over the second half {first:,.0f} to {last:,.0f} MiB ({self.growth:+.1%}); "
-            f"{self.twins} sampled answers, {self.twins_with_hits} of them from the cache, equal their cold "
-            f"twins; it ended {self.seconds_to_end:.1f} s after SIGTERM.  "
+            f"{TENANTS} tenants; {self.left:,} clients left early; the engine was killed {self.kills} "
+            f"times.  Answers by status: {statuses}.  Afterwards: the pool free, {self.processes[1]} processes "
+            f"(before: {self.processes[0]}), {self.descriptors[1]} open files and sockets (before: "
+            f"{self.descriptors[0]}), resident memory over the second half {first:,.0f} to {last:,.0f} MiB "
+            f"({self.growth:+.1%}); {self.twins} sampled answers, {self.twins_with_hits} of them from the "
+            f"cache, equal their cold twins; it ended {self.seconds_to_end:.1f} s after SIGTERM.  "
             f"{'No fault.' if not self.faults else f'{len(self.faults)} FAULTS.'}  {model}; "
             f"{describe_machine(['headstart', 'torch'])}; {date:%Y-%m-%d}."
         )
