@@ -68,7 +68,8 @@ class CacheRequest:
     ``skip_reading`` is for requests that want the logits of their prompt: nothing that others computed is
     a hit for them, but what they compute can be found.  They are left out of the statistics.
     ``num_prompt_tokens`` says how many of the tokens are the prompt (None: all), ``retention_priority`` how
-    long to keep what the request uses: 0 to 100, the higher the longer.
+    long to keep what the request uses: 0 to 100, the higher the longer.  ``tenant`` is who pays where tenants
+    have shares of the pool, and no key: whose content is whose is the namespace's business alone.
     Raises ``RequestError`` for what is not a list of int32, for numbers out of range, and for spans or
     embeddings that are not of this prompt; with either of them token ids must not be negative.
     """
@@ -76,7 +77,7 @@ class CacheRequest:
     __slots__ = (
         *("__weakref__", "coded", "digests", "has_collided", "is_plain", "media", "namespace"),
         *("num_admissions", "num_committed", "num_prompt_tokens", "prompt_embeds", "request_id"),
-        *("retention_priority", "skip_reading", "tokens"),
+        *("retention_priority", "skip_reading", "tenant", "tokens"),
     )
 
     def __init__(
@@ -90,8 +91,10 @@ class CacheRequest:
         skip_reading: bool = False,
         num_prompt_tokens: int | None = None,
         retention_priority: int = 0,
+        tenant: str | None = None,
     ) -> None:
         self.request_id = request_id
+        self.tenant = tenant
         self.namespace = namespace
         self.media = tuple(media)
         self.prompt_embeds = prompt_embeds
