@@ -24,6 +24,9 @@ FLAVOURS: dict[str, dict[str, Any]] = {
     "unhashed-first": {"index": "hash", "free_order": "unhashed_first"},
     "off": {"enable_prefix_caching": False},
     "answers-first": {"evict_generated_first": True},
+    "shares": {"tenant_share": 0.3},
+    "hash-shares": {"index": "hash", "tenant_share": 0.3},
+    "shares-cost": {"tenant_share": 0.2, "policy": "cost", "evict_generated_first": True},
     "hash-answers-first": {"index": "hash", "evict_generated_first": True},
     **{
         f"{index}-{policy}": {"index": index, "policy": policy, "ttl_seconds": 0.4, "protected_share": 0.4}
@@ -262,9 +265,9 @@ def test_a_law_that_is_broken_is_found_by_checking(tmp_path: Path, monkeypatch: 
         (gzip.compress(b"hello\n", mtime=0), "no decision log"),
         (
             b'{"format": "headstart decision log", "version": 1}\n',
-            "of format 1, .* reads format 2",
+            "of format 1, .* reads format 3",
         ),
-        (b'{"format": "headstart decision log", "version": 2}\n', "header that makes no sense"),
+        (b'{"format": "headstart decision log", "version": 3}\n', "header that makes no sense"),
         (b"\x1f\x8bnot gzip at all", "damaged"),
     ],
 )

@@ -94,6 +94,7 @@ class EngineCore:
                     namespace=namespace,
                     skip_reading=skip_reading,
                     retention_priority=terms.retention_priority,
+                    tenant=terms.tenant,
                 ),
                 params=of_choice(params, number),
                 num_prompt_tokens=prompt.num_tokens,

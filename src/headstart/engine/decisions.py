@@ -18,7 +18,7 @@ import msgspec
 from headstart.config import CacheConfig
 
 FORMAT = "headstart decision log"
-VERSION = 2
+VERSION = 3
 """Goes up whenever an older reader would misunderstand what is written, or fail on it."""
 
 
@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     ``salt`` is a pseudonym: equal salts of one log have the same.  ``adapter`` is a name and a digest.
     ``num_prompt_tokens`` None is all of the tokens.
     ``media`` are digests with offset and length; ``prompt_embeds`` the 32-byte digests of the rows, one after
-    the other, which are equal where the rows are.
+    the other, which are equal where the rows are.  ``tenant`` is a pseudonym, as the salt is.
     """
 
     number: int
@@ -54,6 +54,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     retention_priority: int = 0
     media: list[tuple[str, int, int]] = []
     prompt_embeds: bytes | None = None
+    tenant: str | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

@@ -217,6 +217,7 @@ class RecordingManager(KVCacheManager):
                 request.retention_priority,
                 [(span.digest, span.offset, span.length) for span in request.media],
                 None if request.prompt_embeds is None else _rows(request.prompt_embeds),
+                None if request.tenant is None else self._pseudonym(request.tenant),
             )
         )
         return number

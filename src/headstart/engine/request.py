@@ -194,12 +194,14 @@ class CacheTerms:
 
     Requests of different ``salt`` share nothing.  ``retention_priority`` says how long to keep what the
     request uses, 0 to 100, the higher the longer.  With ``skip_reading`` nothing that others computed is a
-    hit for it.
+    hit for it.  ``tenant`` is who pays for what it holds where tenants have shares of the pool; it keeps
+    nothing apart, which the salt must do.
     """
 
     salt: str | None = None
     retention_priority: int = 0
     skip_reading: bool = False
+    tenant: str | None = None
 
 
 PLAIN_TERMS = CacheTerms()

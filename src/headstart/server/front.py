@@ -67,7 +67,7 @@ class Front:
             f"{prefix}-{uuid.uuid4().hex}",
             self.metrics.clock(),
             caller,
-            CacheTerms(salt=caller.salt(body.cache_salt)),
+            CacheTerms(salt=caller.salt(body.cache_salt), tenant=caller.tenant),
             body.priority or 0,
         )
 

@@ -213,6 +213,7 @@ class Replay:
             skip_reading=record.skip_reading,
             num_prompt_tokens=record.num_prompt_tokens,
             retention_priority=record.retention_priority,
+            tenant=record.tenant,
         )
         self._num_requests += 1
 
