@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from headstart.cache import MissReport
+from headstart.cache import MissReason, MissReport
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def line_of(report: MissReport) -> str:
     counts = sorted(report.tokens.items(), key=lambda item: -item[1])
     told = [f"{report.num_prompt_tokens} prompt tokens", f"{report.num_hit_tokens} hit"]
     line = ", ".join([*told, *(f"{count} {reason}" for reason, count in counts)])
-    if report.diverged_at is not None:
+    if MissReason.DIVERGED in report.tokens:
         line += f"; first difference at token {report.diverged_at}"
     if report.evicted_s is not None:
         line += f"; evicted {report.evicted_s:.1f} s and {report.evicted_blocks} taken blocks ago"
