@@ -1,9 +1,9 @@
 """Can an attacker who guesses another tenant's prompt tell by his first token's time that he guessed right?
 
-Starts one headstart server with SmolLM2-135M.  Each try has a secret of its own: the victim sends it, then the
-attacker sends a guess, the very secret or other tokens of the same length, and times his first token.  He
-is another tenant (isolated), or shares the victim's (shared).  All four kinds of tries are mixed at random,
-so that whatever else the machine does meets all of them alike.
+Starts one headstart server with SmolLM2-135M.  Each try has a secret of its own: the victim sends it, then
+the attacker sends a guess, the very secret or other tokens of the same length, and times his first token.
+He is another tenant (isolated), or shares the victim's (shared).  All four kinds of tries are mixed at
+random, so that whatever else the machine does meets all of them alike.
 
     python bench/timing_attack.py            # print the table
     python bench/timing_attack.py --write    # and put it into docs/timing-attack.md and bench/results/
@@ -190,7 +190,7 @@ async def attack(
 
 
 def has_keys() -> bool:
-    """Whether this headstart derives tenants from API keys itself; else the clients' salts keep them apart."""
+    """Whether this headstart derives tenants from API keys itself; else clients' salts keep them apart."""
     return "isolate_by" in inspect.signature(serve).parameters
 
 
@@ -223,19 +223,20 @@ def main(
         int, typer.Option(help="Right guesses of each setting; as many wrong ones.", min=20)
     ] = 500,
     tokens: Annotated[int, typer.Option(help="Tokens of a secret.", min=32)] = 256,
+    model: Annotated[str, typer.Option(help="What is served.")] = MODEL,
 ) -> None:
     """Time an attacker's first tokens, isolated and not."""
     console = Console(stderr=True)
-    console.print(f"starting a server with {MODEL} …")
+    console.print(f"starting a server with {model} …")
     keys = [f"tenant-{secrets.token_urlsafe(24)}" for _ in range(2)]
     options = [word for key in keys for word in ("--api-key", key)] if has_keys() else []
     options += ["--isolate-by", "api-key"] if has_keys() else []
-    with running_server(serve_command(MODEL, "--num-blocks", "1024", *options)) as base_url:
+    with running_server(serve_command(model, "--num-blocks", "1024", *options)) as base_url:
         made = asyncio.run(measure(base_url, keys, tries, tokens, console))
     findings = [Finding.of(setting, made, seed=0) for setting in SETTINGS]
     how = "`--isolate-by api-key`, two keys" if has_keys() else "two values of `cache_salt`"
     machine = describe_machine(["headstart", "torch"])
-    about = f"{MODEL}, secrets of {tokens} tokens; {how}; {machine}; {datetime.now(UTC):%Y-%m-%d}."
+    about = f"{Path(model).name}, secrets of {tokens} tokens; {how}; {machine}; {datetime.now(UTC):%Y-%m-%d}."
     print(markdown(findings, about))
     reached = all(one.reached for one in findings)
     print(f"\n{'Reached' if reached else 'MISSED'}: isolated 0.45 to 0.55, shared above {SHARED_GOAL}.")

@@ -256,7 +256,7 @@ class CacheMachine(RuleBasedStateMachine):
     def pinned_contents(self) -> set[Prefix]:
         return {content for _, contents in self.pinned.values() for content in contents}
 
-    def taken(self, request: CacheRequest, block_ids: list[int], free: list[int], shared: set[int]) -> None:  # noqa: ARG002
+    def taken(self, request: CacheRequest, block_ids: list[int], free: list[int], shared: set[int]) -> None:
         """The request took these of the ``free`` ones, once it held the ``shared`` ones of its hit."""
         assert block_ids == free[: len(block_ids)]
         self.evict(block_ids, free)
@@ -418,7 +418,7 @@ class CacheMachine(RuleBasedStateMachine):
         request = self.parted.pop(data.draw(st.integers(0, len(self.parted) - 1)))
         self.let_in(request, chunk, blind, keep_copy, counts=False)
 
-    def listed(self, request: CacheRequest) -> list[int]:  # noqa: ARG002  # for machines with shares
+    def listed(self, request: CacheRequest) -> list[int]:  # for machines with shares
         """The blocks that can be had, as they go for this request."""
         return self.manager.free_block_ids()
 

@@ -49,7 +49,9 @@ INDEXES, POLICIES = get_args(PrefixIndexName), get_args(PolicyName)
 WORDS = 3
 LONG = [zlib.crc32(bytes([place])) % WORDS for place in range(36)]  # a text that is known again elsewhere
 SEGMENTS = [[0], [1], [2], [0, 1], [1, 1, 0, 2, 1], LONG, LONG[:20]]
-TEXTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=4).map(lambda parts: sum(parts, []))
+TEXTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=4).map(
+    lambda parts: [token for part in parts for token in part]
+)
 Relabel = Callable[[int], int]
 MONOTONE: list[Relabel] = [lambda token: token, lambda token: token + 1, lambda token: 7 * token + 50]
 ANY: list[Relabel] = [*MONOTONE, lambda token: WORDS - 1 - token]
@@ -304,7 +306,9 @@ class ServedWorld(World):
         self.runner = FakeRunner(config.num_blocks, config.block_size, vocab_size=WORDS)
         self.whose: dict[str, Tenant] = {}
 
-    def add(self, tenant: Tenant, name: str, text: Sequence[int], params: SamplingParams, priority: int) -> None:
+    def add(
+        self, tenant: Tenant, name: str, text: Sequence[int], params: SamplingParams, priority: int
+    ) -> None:
         choices = [
             Request(
                 request_id=choice,

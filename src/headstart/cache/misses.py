@@ -500,12 +500,12 @@ class Memory:
             states = (_CACHED, _TAIL)
         state_of, space_of, space = self._state_of, self._space_of, prompt.space
         first = int(values[at])
-        alike = self._kin.latest(_head(text + space, first)) if is_own else self._siblings.latest(_head(text, first))
-        rows = [
-            row
-            for row in alike
-            if state_of[row] in states and (space_of[row] == space) is is_own
-        ]
+        alike = (
+            self._kin.latest(_head(text + space, first))
+            if is_own
+            else self._siblings.latest(_head(text, first))
+        )
+        rows = [row for row in alike if state_of[row] in states and (space_of[row] == space) is is_own]
         if not rows:
             return 0
         run = np.frombuffer(prompt.run, _SIGNED)[at : at + self._size]

@@ -36,9 +36,10 @@ class MissReport:
 
     ``num_hit_tokens`` and the counts in ``tokens`` (reasons that apply, in their order) add up to
     ``num_prompt_tokens``: law I12.  ``diverged_at`` is the position of the first token that differs from all
-    that is cached, where any token ``diverged``, or would if it were not isolated.  ``evicted_s`` is how many seconds ago the first missing
-    block was evicted, ``evicted_blocks`` how many blocks have been taken since; None if nothing was.
-    ``isolated_diverged`` of the isolated tokens ``diverged`` as far as the prompt's own namespace is concerned.
+    that is cached, where any token ``diverged``, or would if it were not isolated.  ``evicted_s`` is how many
+    seconds ago the first missing block was evicted, ``evicted_blocks`` how many blocks have been taken since;
+    None if nothing was.  So many as ``isolated_diverged`` of the isolated tokens ``diverged``, as far as the
+    prompt's own namespace is concerned.
     """
 
     request_id: str

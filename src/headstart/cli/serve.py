@@ -211,9 +211,9 @@ def serve(
     tenant_cache_share: Annotated[
         float | None,
         typer.Option(
-            help="How much of the KV memory a tenant may fill before what it holds is forgotten first, above 0 "
-            "to 1. What others leave unused anyone may use. Where tenants are not told apart, all are one and "
-            "nothing changes.",
+            help="How much of the KV memory a tenant may fill before what it holds is forgotten first, above "
+            "0 to 1. What others leave unused anyone may use. Where tenants are not told apart, all are one "
+            "and nothing changes.",
             show_default="no share",
             rich_help_panel=_CACHE,
         ),
