@@ -19,6 +19,11 @@ from bench.timing_attack import (
 )
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.timing_attack.RESAMPLES", 300)
+
+
 def tries(setting: str, right_ms: float, wrong_ms: float, count: int = 300) -> list[Try]:
     """Normal noise of 5 ms about the two, and of 5 ms about 100 for the victim."""
     rng = np.random.default_rng(3)

@@ -47,7 +47,7 @@ def flood(manager: KVCacheManager, tenant: str, count: int, num_blocks: int, **m
         serve(manager, of(tenant, f"f{number}", text(5000 + number, num_blocks), **more))
 
 
-@pytest.mark.parametrize("had", [3, 10, 20])
+@pytest.mark.parametrize("had", [3, 20])
 def test_a_flood_leaves_the_idle_their_share(options: dict[str, Any], had: int) -> None:
     manager = make_manager(20, tenant_share=0.5, **options)
     for number in range(had):
@@ -139,13 +139,13 @@ def replace_salts(record: Record) -> Record:
     return type(record)(**fields | {name: None for name in ("salt", "tenant") if name in fields})
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_share_of_all_changes_nothing(options: dict[str, Any], seed: int) -> None:
     config = CacheConfig(10, 3, free_order="unhashed_first", evict_generated_first=seed % 2 == 0, **options)
     assert plain(lived(config, seed)) == plain(lived(replace(config, tenant_share=1.0), seed))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_tenant_alone_notices_nothing(options: dict[str, Any], seed: int) -> None:
     config = CacheConfig(10, 3, free_order="unhashed_first", **options)
     whole, small = KVCacheManager(config), KVCacheManager(replace(config, tenant_share=0.01))
