@@ -70,7 +70,7 @@ def share_machine(index: str, policy: str, share: float) -> type[ShareMachine]:
     return type("Machine", (ShareMachine,), {"index": index, "options": options, "share": share})
 
 
-@pytest.mark.parametrize(("policy", "share"), zip(POLICIES, cycle([0.2, 0.5, 0.3]), strict=False))
+@pytest.mark.parametrize(("policy", "share"), [*zip(POLICIES, cycle([0.2, 0.5, 0.3]), strict=False)])
 @pytest.mark.parametrize("index", INDEXES)
 def test_who_holds_more_than_a_share_gives_way_first(index: str, policy: str, share: float) -> None:
     run_state_machine_as_test(
