@@ -39,9 +39,10 @@ class ShareMachine(CacheMachine):
             assert block_ids == free[: len(block_ids)]
         asker, limit = request.namespace.salt, int(self.share * self.num_blocks)
         owners, left = self.owners(), [block_id for block_id in free if block_id not in shared]
-        for block_id in block_ids:  # those of the table are owned by then
-            if block_id not in self.cached:
-                owners.pop(block_id, None)
+        for block_id in block_ids:  # the request's table has them by now
+            owners.pop(block_id, None)
+            if block_id in self.cached:
+                owners[block_id] = self.cached[block_id].namespace.salt
         held = Counter(owners.values())
         for block_id in block_ids:
             held[asker] += 1
