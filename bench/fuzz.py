@@ -37,6 +37,7 @@ from headstart.lab.load.publish import publish
 from headstart.lab.load.report import markdown_table
 from tests.machines.test_cache_machine import INDEXES, POLICIES, cache_machine
 from tests.machines.test_miss_machine import miss_machine
+from tests.machines.test_share_machine import share_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES, STEPS = 40, 40
@@ -47,10 +48,12 @@ MACHINES = (
     "hash, front",
     "hash, collisions",
     *(f"{index}, reasons" for index in INDEXES),
+    *(f"{index}, shares" for index in INDEXES),
 )
-CONFIGURATIONS = [
-    (name, policy) for policy in POLICIES for name in MACHINES if name != "hash, front" or policy == "lru"
-]
+CONFIGURATIONS = sorted(  # the same seeds stand for the same bouts as before there were shares
+    ((name, policy) for policy in POLICIES for name in MACHINES if name != "hash, front" or policy == "lru"),
+    key=lambda one: one[0].endswith("shares"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def machine_of(name: str, policy: str) -> type[RuleBasedStateMachine]:
     index, _, variant = name.partition(", ")
     if variant == "reasons":
         return miss_machine(index, policy)
+    if variant == "shares":
+        return share_machine(index, policy, 0.3)
     order = "unhashed_first" if variant == "front" else "reverse"
     return cache_machine(index, policy, order, variant == "collisions")
 

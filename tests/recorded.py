@@ -50,10 +50,11 @@ class _Door:
     def admit(self, name: str) -> None:
         rng = self.rng
         tokens = [rng.randrange(2) for _ in range(rng.randint(1, 14))]
+        salt = rng.choice([None, None, "a", "b"])
         request = CacheRequest(
             name,
             tokens,
-            namespace=Namespace(salt=rng.choice([None, None, "a", "b"])),
+            namespace=Namespace(salt=salt),
             media=[MediaSpan(rng.choice(IMAGES), 2, 3)] if rng.random() < 0.3 and len(tokens) > 4 else (),
             prompt_embeds=PromptEmbeds(rng.choice(EMBEDS), 4)
             if rng.random() < 0.2 and len(tokens) > 3
@@ -62,6 +63,7 @@ class _Door:
             num_prompt_tokens=rng.choice([None, rng.randint(0, len(tokens))]),
             retention_priority=rng.choice([0, 0, 0, 1, 7]),
             skip_writing=rng.random() < 0.2,
+            tenant=salt,
         )
         hit = self.manager.get_computed_blocks(request)
         hit = rng.choice([hit, hit.without_copy()])

@@ -154,6 +154,7 @@ def test_the_core_gets_what_the_engine_was_told() -> None:
         eviction_protected_share=0.3,
         evict_generated_first=True,
         max_pinned_share=0.4,
+        tenant_cache_share=0.2,
     )
     assert told.cache(num_blocks=7) == CacheConfig(
         7,
@@ -163,6 +164,7 @@ def test_the_core_gets_what_the_engine_was_told() -> None:
         protected_share=0.3,
         evict_generated_first=True,
         max_pinned_share=0.4,
+        tenant_share=0.2,
     )
 
 
@@ -188,6 +190,15 @@ def test_a_time_or_share_is_a_number_in_its_range(part: type[Any], name: str, le
         with pytest.raises(ConfigError) as caught:
             make(part, **{name: value})
         assert str(caught.value) == f"{name} must be {least} and up to {most}, not {value!r}"
+
+
+@pytest.mark.parametrize(("part", "name"), [(CacheConfig, "tenant_share"), (KVConfig, "tenant_cache_share")])
+def test_a_tenants_share_is_off_or_a_number_above_0(part: type[Any], name: str) -> None:
+    assert getattr(make(part), name) is None
+    assert getattr(make(part, **{name: 1}), name) == 1
+    for value in (0, -0.1, 1.1, float("nan"), "0.5", True):
+        with pytest.raises(ConfigError, match=f"{name} must be a number above 0 and up to 1, not "):
+            make(part, **{name: value})
 
 
 def test_sha256_is_cryptographic_and_xxhash_is_not() -> None:

@@ -86,6 +86,7 @@ class CacheConfig:
     ``cost_depth_tokens`` (`cost`): how deep a token costs twice as much as the first.
     ``evict_generated_first`` lets answers go before prompts.  At most ``max_pinned_share`` of the pool can be
     pinned.
+    With ``tenant_share`` tenants that hold more of the pool give way first (cache/fair.py).
     ``explain_misses`` keeps what reasons for misses take.
     With ``enable_kv_cache_events`` the manager keeps events, which must be taken; ``kv_event_medium`` is what
     they call the pool (followers take "CPU" for a slower tier).
@@ -105,6 +106,7 @@ class CacheConfig:
     cost_depth_tokens: int = 8192
     evict_generated_first: bool = False
     max_pinned_share: float = 0.5
+    tenant_share: float | None = None
     explain_misses: bool = True
     enable_kv_cache_events: bool = False
     kv_event_medium: str = "GPU"
@@ -120,6 +122,8 @@ class CacheConfig:
         _number("half_life_seconds", self.half_life_seconds, most=_LONGEST)
         _number("protected_share", self.protected_share, most=1.0, above_zero=False)
         _positive("cost_depth_tokens", self.cost_depth_tokens)
+        if self.tenant_share is not None:
+            _number("tenant_share", self.tenant_share, most=1.0)
         _number("max_pinned_share", self.max_pinned_share, most=1.0, above_zero=False)
 
 
@@ -168,6 +172,7 @@ class KVConfig:
     eviction_protected_share: float = 0.8
     evict_generated_first: bool = False
     max_pinned_share: float = 0.5
+    tenant_cache_share: float | None = None
     prefix_caching_hash_algo: HashAlgorithm = "sha256_cbor"
     explain_misses: bool = True
     estimate_hit_rates: bool = True
@@ -184,6 +189,8 @@ class KVConfig:
         _number("eviction_half_life_seconds", self.eviction_half_life_seconds, most=_LONGEST)
         _number("eviction_protected_share", self.eviction_protected_share, most=1.0, above_zero=False)
         _number("max_pinned_share", self.max_pinned_share, most=1.0, above_zero=False)
+        if self.tenant_cache_share is not None:
+            _number("tenant_cache_share", self.tenant_cache_share, most=1.0)
         _one_of("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HashAlgorithm)
         _require(
             self.kv_cache_memory_bytes is None or self.num_blocks is None,
@@ -203,6 +210,7 @@ class KVConfig:
             protected_share=self.eviction_protected_share,
             evict_generated_first=self.evict_generated_first,
             max_pinned_share=self.max_pinned_share,
+            tenant_share=self.tenant_cache_share,
             hash_algorithm=self.prefix_caching_hash_algo,
             explain_misses=self.explain_misses,
         )

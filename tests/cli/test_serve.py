@@ -127,6 +127,7 @@ def test_help_names_every_option() -> None:
         "--seed",
         "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes", "--num-blocks",
         "--block-size", "--prefix-index", "--enable-prefix-caching", "--no-enable-prefix-caching",
+        "--tenant-cache-share",
         "--estimate-hit-rates", "--no-estimate-hit-rates", "--explain-misses", "--no-explain-misses",
         "--kv-events-config", "--decision-log", "--prefix-caching-hash-algo",
         "--access-log", "--no-access-log", "--otlp-endpoint", "--max-queue",

@@ -51,6 +51,18 @@ def test_salts_reach_the_cache() -> None:
     assert hits == [0, 0, 8]
 
 
+def test_tenants_reach_the_cache_with_every_choice_and_keep_nothing_apart() -> None:
+    engine = FakeEngine()
+    for number, tenant in enumerate(("x", "y")):
+        params = SamplingParams(max_tokens=1, n=2)
+        engine.add_request(str(number), A[:9], params, terms=CacheTerms(tenant=tenant))
+        waiting = [*engine.scheduler.waiting]
+        choices = [*waiting, *engine.scheduler.followers.of(waiting[0])]
+        assert [choice.cache.tenant for choice in choices] == [tenant] * 2
+        outputs = engine.drain()
+    assert outputs[-1].num_cached_tokens == 8
+
+
 @pytest.mark.parametrize(
     ("prompt", "salt", "words"),
     [

@@ -142,12 +142,14 @@ def test_salts_are_not_in_it_but_which_are_equal_is(tape: Tape) -> None:
     for _ in range(2):  # two logs
         manager = RecordingManager(CacheConfig(10, 4), tape)
         for number, salt in enumerate(salts):
-            request = CacheRequest(str(number), [1, 2], namespace=Namespace(Adapter("x", "d"), salt))
+            namespace = Namespace(Adapter("x", "d"), salt)
+            request = CacheRequest(str(number), [1, 2], namespace=namespace, tenant=salt)
             manager.get_computed_blocks(request)
             with pytest.raises(CacheError):
                 manager.free(request)  # its text has the namespace in it
     assert b"secret" not in msgspec.json.encode(tape.records)
     seen = [record for record in tape.records if isinstance(record, Seen)]
+    assert [record.tenant for record in seen] == [record.salt for record in seen]
     assert [record.adapter for record in seen] == [("x", "d")] * 8
     for names in ([record.salt for record in seen[:4]], [record.salt for record in seen[4:]]):
         assert names[0] == names[1] != names[2]

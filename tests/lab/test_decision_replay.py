@@ -24,6 +24,9 @@ FLAVOURS: dict[str, dict[str, Any]] = {
     "unhashed-first": {"index": "hash", "free_order": "unhashed_first"},
     "off": {"enable_prefix_caching": False},
     "answers-first": {"evict_generated_first": True},
+    "shares": {"tenant_share": 0.3},
+    "hash-shares": {"index": "hash", "tenant_share": 0.3},
+    "shares-cost": {"tenant_share": 0.2, "policy": "cost", "evict_generated_first": True},
     "hash-answers-first": {"index": "hash", "evict_generated_first": True},
     **{
         f"{index}-{policy}": {"index": index, "policy": policy, "ttl_seconds": 0.4, "protected_share": 0.4}

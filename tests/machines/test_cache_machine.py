@@ -121,6 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
     options: dict[str, Any]
     index: str
     has_weak_hash = False
+    pins_go_last = True
 
     @initialize(
         num_blocks=st.integers(3, 14),
@@ -257,6 +258,11 @@ class CacheMachine(RuleBasedStateMachine):
     def pinned_contents(self) -> set[Prefix]:
         return {content for _, contents in self.pinned.values() for content in contents}
 
+    def taken(self, request: CacheRequest, block_ids: list[int], free: list[int], shared: set[int]) -> None:
+        """The request took these of the ``free`` ones, once it held the ``shared`` ones of its hit."""
+        assert block_ids == free[: len(block_ids)]
+        self.evict(block_ids, free)
+
     def evict(self, block_ids: list[int], free: list[int]) -> None:
         """``block_ids`` of ``free`` are taken: whatever they held is lost, and no one needed it more."""
         pinned = self.pinned_contents()
@@ -266,7 +272,9 @@ class CacheMachine(RuleBasedStateMachine):
         after = {self.prefix(entry) for entry in self.cached.values()}
         spared = [b for b in free if b not in block_ids]
         if pinned & (before - after):  # pinned content went: then nothing else could have gone
-            assert all(b in self.cached and self.prefix(self.cached[b]) in pinned for b in spared)
+            assert not self.pins_go_last or all(
+                b in self.cached and self.prefix(self.cached[b]) in pinned for b in spared
+            )
             self.pinned = {name: (t, kept & after) for name, (t, kept) in self.pinned.items()}
 
     @staticmethod
@@ -440,11 +448,15 @@ class CacheMachine(RuleBasedStateMachine):
         request = self.parted.pop(data.draw(st.integers(0, len(self.parted) - 1)))
         self.let_in(request, chunk, blind, keep_copy, counts=False)
 
+    def listed(self, request: CacheRequest) -> list[int]:  # for machines with shares
+        """The blocks that can be had, as they go for this request."""
+        return self.manager.free_block_ids()
+
     def let_in(self, request: CacheRequest, chunk: int, blind: int, keep_copy: bool, *, counts: bool) -> None:
         tokens = request.token_ids()
-        free = self.manager.free_block_ids()
+        free = self.listed(request)
         hit = self.manager.get_computed_blocks(request)
-        assert self.manager.free_block_ids() == free
+        assert self.listed(request) == free
         assert hit.num_tokens == self.expected_hit(request) < len(tokens)
         if not keep_copy:
             hit = hit.without_copy()
@@ -463,12 +475,11 @@ class CacheMachine(RuleBasedStateMachine):
         available = [block_id for block_id in free if block_id not in shared]
         if grant is None:
             assert needed > len(available)
-            assert self.manager.free_block_ids() == free
+            assert self.listed(request) == free
             assert tables == {name: self.manager.block_table(name) for name in self.live}
             assert self.manager.stats == stats
             return
-        assert grant.block_ids == available[:needed]
-        self.evict(grant.block_ids, available)
+        self.taken(request, grant.block_ids, available, shared)
         live = self.live[request.request_id] = Live(
             request, seen, counts * len(tokens), counts * seen, before=0, admitted_now=True
         )
@@ -493,7 +504,7 @@ class CacheMachine(RuleBasedStateMachine):
         if live.computed == live.request.num_tokens:
             live.request.append(token)
         count = min(chunk, live.request.num_tokens - live.computed)
-        free = self.manager.free_block_ids()
+        free = self.listed(live.request)
         table = self.manager.block_table(live.request.request_id)
         position, offset = divmod(live.computed, self.size)
         holders = 0
@@ -504,10 +515,10 @@ class CacheMachine(RuleBasedStateMachine):
         needed = max(0, -(-(live.computed + count) // self.size) - len(table))
         if grant is None:
             assert needed + (holders > 1) > len(free)
-            assert self.manager.free_block_ids() == free
+            assert self.listed(live.request) == free
             assert self.manager.block_table(live.request.request_id) == table
             return
-        available, taken = list(free), [*grant.replaced.values(), *grant.block_ids]
+        available, taken = list(free), [*grant.replaced.values(), *grant.block_ids]  # in this order
         assert len(grant.replaced) == len(grant.copies) == (holders > 1)
         if grant.replaced:
             assert grant.replaced == {table[position]: free[0]}
@@ -517,7 +528,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.manager.block_table(live.request.request_id) == table + grant.block_ids
         if live.before is None:
             live.before = live.computed
-        self.evict(taken, available)
+        self.taken(live.request, taken, available, set())
         self.granted(live, grant.copies, live.computed, count)
         self.open = True
 

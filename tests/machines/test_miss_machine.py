@@ -161,7 +161,9 @@ class Expected:
         assert report.tokens[MissReason.LAST_TOKEN] == 1
         diverged = report.tokens.get(MissReason.DIVERGED, 0)
         assert diverged <= len(self.known & set(range(place, last)))
-        if diverged:
+        own = max(self.hit, *(self.prefixes[r] for r in PREFIX_REASONS if r is not MissReason.ISOLATED))
+        assert report.isolated_diverged <= len(self.known & set(range(own, place)))
+        if diverged or report.isolated_diverged:
             assert report.diverged_at == max(self.hit, self.prefixes[MissReason.UNALIGNED])
         else:
             assert report.diverged_at is None

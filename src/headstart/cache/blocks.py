@@ -181,6 +181,11 @@ class Evictable(Linked):
         """How many blocks hold it."""
         return 1
 
+    @property
+    def first_block_id(self) -> int:
+        """The first of them."""
+        raise NotImplementedError
+
 
 class Block(Evictable):
     """One block of KV memory, ``block_size`` token slots that belong together, as the `hash` index sees it.
@@ -203,6 +208,11 @@ class Block(Evictable):
         self.run = b""
         self.identity: tuple[object, ...] | None = None
         self.pending_for: str | None = None
+
+    @property
+    def first_block_id(self) -> int:
+        """Its own."""
+        return self.block_id
 
     def __repr__(self) -> str:
         return f"Block({self.block_id}, ref_count={self.ref_count})"

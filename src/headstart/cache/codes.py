@@ -27,7 +27,11 @@ _LAST = -(2**31)
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What one code means: the full digest, and the SHA-256 of the tokens that stand for it, all of them."""
+    """What one code means: the full digest, and the SHA-256 of the tokens that stand for it, all of them.
+
+    The latter begins with the namespace.  No hit needs that, since trees are apart; but a table that is
+    shared must not remember one tenant's image for longer because another has the same.
+    """
 
     kind: str
     digest: str | bytes
@@ -99,9 +103,10 @@ class Codes:
     def _write(self, request: CacheRequest, *, issue: bool) -> bytearray:
         run = bytearray(request.tokens)
         known = len(run)
+        space = hashlib.sha256(repr(request.namespace).encode()).digest()
         for kind, digest, start, stop in self._contents(request):
             place = slice(start * TOKEN_BYTES, stop * TOKEN_BYTES)
-            content = _Content(kind, digest, hashlib.sha256(run[place]).digest())
+            content = _Content(kind, digest, hashlib.sha256(space + run[place]).digest())
             code = self._code(content) if issue else self._codes.get(content)
             if code is None:
                 known = min(known, place.start)

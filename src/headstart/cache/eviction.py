@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from headstart.config import CacheConfig
 
@@ -91,50 +91,53 @@ class Use:
         return self.depth, self.created, self.count, self.pins, self.idle, *self.key
 
 
-class LazyHeap:
+Entry = TypeVar("Entry")
+
+
+class LazyHeap(Generic[Entry]):
     """The least of what may change or go at any time, in O(log n) amortised.
 
     An entry that is outdated stays until it comes up, or until such entries are the greater part.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[Any, ...], Use]] = []
-        self._keys: dict[Use, tuple[Any, ...]] = {}
+        self._heap: list[tuple[tuple[Any, ...], Entry]] = []
+        self._keys: dict[Entry, tuple[Any, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __contains__(self, use: Use) -> bool:
-        return use in self._keys
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._keys
 
-    def push(self, use: Use, key: tuple[Any, ...]) -> None:
+    def push(self, entry: Entry, key: tuple[Any, ...]) -> None:
         """Put in, or give it another key.  Keys must differ."""
-        self._keys[use] = key
-        heappush(self._heap, (key, use))
+        self._keys[entry] = key
+        heappush(self._heap, (key, entry))
         if len(self._heap) > 2 * len(self._keys) + 64:
             self._heap = self.entries()
 
-    def key(self, use: Use) -> tuple[Any, ...]:
+    def key(self, entry: Entry) -> tuple[Any, ...]:
         """The key of one that is in."""
-        return self._keys[use]
+        return self._keys[entry]
 
-    def discard(self, use: Use) -> None:
+    def discard(self, entry: Entry) -> None:
         """Take out, if it is in."""
-        self._keys.pop(use, None)
+        self._keys.pop(entry, None)
 
-    def first(self) -> Use | None:
+    def first(self) -> Entry | None:
         """The one with the lowest key, left where it is; None when empty."""
         heap = self._heap
         while heap:
-            key, use = heap[0]
-            if self._keys.get(use) is key:
-                return use
+            key, entry = heap[0]
+            if self._keys.get(entry) is key:
+                return entry
             heappop(heap)
         return None
 
-    def entries(self) -> list[tuple[tuple[Any, ...], Use]]:
+    def entries(self) -> list[tuple[tuple[Any, ...], Entry]]:
         """A new heap of what is in."""
-        heap = [(key, use) for use, key in self._keys.items()]
+        heap = [(key, entry) for entry, key in self._keys.items()]
         heapify(heap)
         return heap
 
@@ -306,7 +309,7 @@ class Ttl(EvictionPolicy):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._waiting = LazyHeap()
+        self._waiting: LazyHeap[Use] = LazyHeap()
 
     def used(self, use: Use) -> None:
         """Its time begins again."""

@@ -19,12 +19,14 @@ from itertools import takewhile
 from operator import truth
 
 from headstart.cache.blocks import Block, BlockPool, law
+from headstart.cache.fair import make_order
 from headstart.cache.hashing import BlockHasher
 from headstart.cache.index import Lease, Mark, Match
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
+from headstart.cache.shares import Ledger
 from headstart.cache.tokens import TOKEN_BYTES
-from headstart.cache.victims import Pins, VictimOrder, make_order
+from headstart.cache.victims import Pins, VictimOrder
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -40,13 +42,15 @@ class HashIndex:
         self._enabled = config.enable_prefix_caching
         # A queue that is LRU may mix blocks with and without a hash; where use decides, the latter go first.
         mixed = config.free_order == "reverse" and config.policy == "lru" and not config.evict_generated_first
+        mixed = mixed and config.tenant_share is None  # what holds nothing is nobody's
         self._unhashed_first = not (mixed and self._enabled)
         self._hasher = BlockHasher(config.block_size, algorithm=config.hash_algorithm)
         self._pool = BlockPool(config.num_blocks)
         self._first: dict[bytes, Block] = {}
         self._copies: dict[bytes, list[Block]] = {}  # further blocks of a digest, oldest first
         self._pending: list[tuple[CacheRequest, int, list[Block]]] = []  # from which place in the request on
-        self._order: VictimOrder[Block] = make_order(config, self._pool.free, self)
+        self._ledger = None if config.tenant_share is None else Ledger(config.num_blocks, config.tenant_share)
+        self._order: VictimOrder[Block] = make_order(config, self._pool.free, self, self._ledger)
         self._num_below: Counter[bytes] = Counter()  # of a digest: written digests that continue it
         self._pins: Pins[bytes, Block] = Pins(self._order, self._path)
         self._announcer = Announcer(config.num_blocks, listeners)
@@ -65,8 +69,8 @@ class HashIndex:
     def num_collisions(self) -> int:
         return self._num_collisions
 
-    def free_block_ids(self) -> list[int]:
-        return [block.block_id for block in self._order]
+    def free_block_ids(self, request: CacheRequest | None = None) -> list[int]:
+        return [block.block_id for block in self._order.each_block(request)]
 
     # -- what depends on what: the order's `Shape` -----------------------------------------------
 
@@ -167,6 +171,9 @@ class HashIndex:
         return Lease(request, list(match.block_ids))
 
     def take(self, lease: Lease, count: int) -> None:
+        if self._ledger is not None:
+            self._take_in_turn(lease, count, self._ledger)
+            return
         base = self._order.base
         taken = base.take(min(count, len(base)))
         self._give_up_all([block for block in taken if block.digest is not None])
@@ -176,6 +183,23 @@ class HashIndex:
         for block in taken:
             block.ref_count = 1
         lease.block_ids += [block.block_id for block in taken]
+
+    def _take_in_turn(self, lease: Lease, count: int, ledger: Ledger) -> None:
+        """One by one: with each, whose turn it is to give up the next one may change."""
+        for _ in range(count):
+            owner = ledger.charge(lease.request)
+            block = self._order.popleft()
+            if block.digest is not None:
+                self._give_up(block)
+            ledger.give(block.block_id, owner)
+            block.ref_count = 1
+            lease.block_ids.append(block.block_id)
+
+    def _give_back(self, blocks: list[Block]) -> None:
+        """They hold nothing any more and are taken next."""
+        if self._ledger is not None:
+            self._ledger.take_back([block.block_id for block in blocks])
+        self._pool.free.prepend_all(blocks)
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         if not self._enabled or num_blocks <= lease.num_published or lease.has_collided:
@@ -249,7 +273,7 @@ class HashIndex:
         block = self._pool.blocks[block_id]
         block.ref_count -= 1
         if block.ref_count == 0:
-            self._pool.free.prepend_all([block])
+            self._give_back([block])
 
     def _give_up_all(self, blocks: list[Block]) -> None:
         """As `_give_up`, for blocks in the order in which they go."""
@@ -382,7 +406,7 @@ class HashIndex:
         del lease.block_ids[mark.num_blocks :]
         for block in taken:
             block.ref_count = 0  # fresh in this step, so nobody else holds it
-        self._pool.free.prepend_all(taken)
+        self._give_back(taken)
 
     # -- giving back -----------------------------------------------------------------------------
 
@@ -395,7 +419,7 @@ class HashIndex:
         if self._copies:
             idle = self._without_copies(idle)
         if self._unhashed_first or lease.request.skip_writing:  # nothing of others goes for what nobody finds
-            self._pool.free.prepend_all([block for block in idle if block.digest is None])
+            self._give_back([block for block in idle if block.digest is None])
             idle = [block for block in idle if block.digest is not None]
         self._order.append_all(idle)
 
@@ -414,6 +438,8 @@ class HashIndex:
 
     def clear(self) -> None:
         self._order.drain()
+        if self._ledger is not None:
+            self._ledger.take_back(range(len(self._pool)))
         for block in self._pool.blocks:
             self._empty(block)
         self._first.clear()
@@ -511,3 +537,5 @@ class HashIndex:
             below = Counter(block.parent for block in written if block.parent is not None)
             law(below == self._num_below, f"I7: {sum(below.values())} blocks continue others, not as counted")
         self._order.check(self._first.values())
+        if self._ledger is not None:
+            self._ledger.check(block.block_id for block in self._pool.free)

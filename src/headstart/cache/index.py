@@ -91,8 +91,8 @@ class PrefixIndex(Protocol):
         """How many requests met other content under a digest of theirs."""
         ...
 
-    def free_block_ids(self) -> list[int]:
-        """The same blocks, the next to be taken first."""
+    def free_block_ids(self, request: CacheRequest | None = None) -> list[int]:
+        """The same blocks, the next to be taken first (by ``request``, where tenants have shares)."""
         ...
 
     def match(self, request: CacheRequest, limit: int) -> Match:

@@ -74,7 +74,8 @@ class CacheRequest:
     ``skip_writing`` is for requests that leave nothing behind: what they compute is never found, not by
     themselves either when they come back after a preemption.
     ``num_prompt_tokens`` says how many of the tokens are the prompt (None: all), ``retention_priority`` how
-    long to keep what the request uses: 0 to 100, the higher the longer.
+    long to keep what the request uses: 0 to 100, the higher the longer.  ``tenant`` is who pays where tenants
+    have shares of the pool, and no key: whose content is whose is the namespace's business alone.
     Raises ``RequestError`` for what is not a list of int32, for numbers out of range, and for spans or
     embeddings that are not of this prompt; with either of them token ids must not be negative.
     """
@@ -82,7 +83,7 @@ class CacheRequest:
     __slots__ = (
         *("__weakref__", "coded", "digests", "has_collided", "is_plain", "media", "namespace"),
         *("num_admissions", "num_committed", "num_prompt_tokens", "prompt_embeds", "request_id"),
-        *("retention_priority", "skip_reading", "skip_writing", "tokens"),
+        *("retention_priority", "skip_reading", "skip_writing", "tenant", "tokens"),
     )
 
     def __init__(
@@ -97,8 +98,10 @@ class CacheRequest:
         skip_writing: bool = False,
         num_prompt_tokens: int | None = None,
         retention_priority: int = 0,
+        tenant: str | None = None,
     ) -> None:
         self.request_id = request_id
+        self.tenant = tenant
         self.namespace = namespace
         self.media = tuple(media)
         self.prompt_embeds = prompt_embeds

@@ -540,9 +540,13 @@ class KVCacheManager:
             raise CacheError(f"request {request_id!r} holds no blocks")
         return list(holding.lease.block_ids)
 
-    def free_block_ids(self) -> list[int]:
-        """Every block that can be had, the next victim first."""
-        return self._index.free_block_ids()
+    def free_block_ids(self, request: CacheRequest | None = None) -> list[int]:
+        """Every block that can be had, the next victim first.
+
+        Where tenants have shares that depends on who takes them: ``request``; None is somebody who never has
+        more than a share.
+        """
+        return self._index.free_block_ids(request)
 
     @property
     def num_free_blocks(self) -> int:

@@ -298,18 +298,21 @@ class MissLog:
             (MissReason.UNALIGNED, found.unaligned),
             (MissReason.IN_FLIGHT, prompt.in_flight),
             (MissReason.EVICTED, found.evicted),
-            (MissReason.ISOLATED, found.isolated),
         ):
             stop = min(stop, last)
             if stop > place:
                 tokens[reason] = stop - place
                 place = stop
+        own, place = place, max(place, min(found.isolated, last))
+        hidden = sum([max(0, min(stop, place) - max(start, own)) for start, stop in found.diverged])
+        if place > own:
+            tokens[MissReason.ISOLATED] = place - own
         diverged = sum([max(0, min(stop, last) - max(start, place)) for start, stop in found.diverged])
         if diverged:
             tokens[MissReason.DIVERGED] = diverged
         if last - place > diverged:
             tokens[MissReason.COLD] = last - place - diverged
-        self._report(admission, tokens, found)
+        self._report(admission, tokens, found, hidden)
 
     def _prompt(self, admission: _Admitted) -> Prompt:
         """From the last hit block that has a row; those behind it are of the step that admitted it."""
@@ -348,7 +351,11 @@ class MissLog:
         return longest
 
     def _report(
-        self, admission: _Admitted, tokens: dict[MissReason, int], found: Findings | None = None
+        self,
+        admission: _Admitted,
+        tokens: dict[MissReason, int],
+        found: Findings | None = None,
+        isolated_diverged: int = 0,
     ) -> None:
         evicted = found.evicted_at if found is not None and MissReason.EVICTED in tokens else None
         admission.outcome.report = report = MissReport(
@@ -357,10 +364,11 @@ class MissLog:
             admission.num_hit_tokens,
             tokens,
             max(found.unaligned, admission.num_hit_tokens)
-            if found is not None and MissReason.DIVERGED in tokens
+            if found is not None and (isolated_diverged or MissReason.DIVERGED in tokens)
             else None,
             admission.now - evicted[0] if evicted is not None else None,
             admission.num_taken - evicted[1] if evicted is not None else None,
+            isolated_diverged,
         )
         self._count(report, 1)
 

@@ -252,7 +252,8 @@ class Memory:
         self._parent_of, self._child_of = self._parents.data, self._children.data
         self._factors = _odd_numbers("block", self._size)
         self._powers = _powers(config.num_blocks)
-        self._siblings = Siblings(num_rows)
+        self._siblings = Siblings(num_rows)  # of all namespaces
+        self._kin = Siblings(num_rows)  # of one: how many are compared must not depend on what others hold
         self._unused = np.arange(num_rows - 1, 0, -1)  # a stack: the first ``_num_unused``
         self._unused_at = self._unused.data
         self._num_unused = num_rows - 1
@@ -296,7 +297,9 @@ class Memory:
         self._lengths[rows] = size
         self._tokens[rows] = np.frombuffer(texts, _SIGNED).reshape(-1, size)
         self._rounds[rows] = rounds = (self._rounds[rows] + 1) & _ROUND_MASK
-        self._siblings.add(rows, parent_keys - spaces + blocks[:, 0] * _FIRST)
+        heads = parent_keys + blocks[:, 0] * _FIRST
+        self._kin.add(rows, heads)
+        self._siblings.add(rows, heads - spaces)
         self._copies.update((keys - spaces).tolist())
         dated = (rounds << _PLACE_BITS) + rows * size  # the places of the blocks' first tokens
         if size == PRINT:  # each block is a print
@@ -335,6 +338,7 @@ class Memory:
     def _free(self, rows: Sequence[int]) -> None:
         """They are no ghosts any more; they may be used again."""
         self._siblings.remove(rows)
+        self._kin.remove(rows)
         for row in rows:
             self._unused_at[self._num_unused] = row
             self._num_unused += 1
@@ -399,6 +403,7 @@ class Memory:
         row = self._take_row()
         first = int.from_bytes(tail[:TOKEN_BYTES], "little") + 1
         self._siblings.add_one(row, _head(key - space, first))
+        self._kin.add_one(row, _head(key, first))
         self._key_of[row] = self._parent_key_of[row] = 0  # nothing follows it, and it follows nothing
         self._space_of[row] = space
         self._state_of[row] = _TAIL
@@ -477,7 +482,8 @@ class Memory:
             if unaligned < end:
                 break
             unaligned = end + self._inside(known_texts[place], prompt, values, end - base, "unaligned")
-        known = max(prompt.num_hit_tokens, prompt.in_flight, unaligned, evicted, isolated)
+        # From where the client's own view ends: what is isolated is not to be seen in it.
+        known = max(prompt.num_hit_tokens, prompt.in_flight, unaligned, evicted)
         runs = list(self._equal_runs(prompt, values, base, known))
         first_gone = ghosts[keys[gone[0]]][1] if gone else None
         return Findings(unaligned, evicted, isolated, runs, first_gone)
@@ -493,11 +499,13 @@ class Memory:
         if kind == "unaligned" and not self._copies_part_of_block:
             states = (_CACHED, _TAIL)
         state_of, space_of, space = self._state_of, self._space_of, prompt.space
-        rows = [
-            row
-            for row in self._siblings.latest(_head(text, int(values[at])))
-            if state_of[row] in states and (space_of[row] == space) is is_own
-        ]
+        first = int(values[at])
+        alike = (
+            self._kin.latest(_head(text + space, first))
+            if is_own
+            else self._siblings.latest(_head(text, first))
+        )
+        rows = [row for row in alike if state_of[row] in states and (space_of[row] == space) is is_own]
         if not rows:
             return 0
         run = np.frombuffer(prompt.run, _SIGNED)[at : at + self._size]

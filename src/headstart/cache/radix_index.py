@@ -18,6 +18,7 @@ from headstart.cache.index import Lease, Mark, Match, PartialBlock
 from headstart.cache.keys import CacheRequest
 from headstart.cache.listener import Announcer, Listener
 from headstart.cache.radix_tree import Node, RadixTree, Walk, common_tokens
+from headstart.cache.shares import Ledger
 from headstart.cache.tokens import TOKEN_BYTES, part_of
 from headstart.config import CacheConfig
 
@@ -81,7 +82,8 @@ class RadixIndex:
         self._block_bytes = config.block_size * TOKEN_BYTES
         self._num_blocks = config.num_blocks
         self._free = FreeIds(config.num_blocks)
-        self._tree = RadixTree(config)
+        self._ledger = None if config.tenant_share is None else Ledger(config.num_blocks, config.tenant_share)
+        self._tree = RadixTree(config, self._ledger)
         self._codes = Codes(config.num_blocks, config.block_size)
         self._kept: list[Node] = []  # held until the step ends, because its copies read them
         self._more_holders: dict[int, int] = {}  # of private blocks: leases beyond the first, after a fork
@@ -101,14 +103,20 @@ class RadixIndex:
     def num_collisions(self) -> int:
         return 0  # content is compared, nothing else
 
-    def free_block_ids(self) -> list[int]:
-        return [*self._free, *self._tree.idle_block_ids()]
+    def free_block_ids(self, request: CacheRequest | None = None) -> list[int]:
+        return [*self._free, *self._tree.idle_block_ids(request, len(self._free))]
+
+    def _give_back(self, block_ids: list[int]) -> None:
+        """They hold nothing any more and are taken next."""
+        if self._ledger is not None:
+            self._ledger.take_back(block_ids)
+        self._free.prepend_all(block_ids)
 
     def _let_go(self, block_ids: list[int]) -> None:
         """Give back private blocks, but for those that a fork holds too."""
         if self._more_holders:
             block_ids = [block_id for block_id in block_ids if not self._has_other_holders(block_id)]
-        self._free.prepend_all(block_ids)
+        self._give_back(block_ids)
 
     def _has_other_holders(self, block_id: int) -> bool:
         """Whether others hold the private block; counts the caller out if so."""
@@ -224,6 +232,9 @@ class RadixIndex:
         return RadixLease(request, list(match.block_ids), node)
 
     def take(self, lease: Lease, count: int) -> None:
+        if self._ledger is not None:
+            self._take_in_turn(lease, count, self._ledger)
+            return
         unused = min(count, len(self._free))
         taken = self._free.take(unused) if unused else []
         if count > unused:
@@ -232,6 +243,19 @@ class RadixIndex:
             self._num_evicted_blocks += len(evicted)
             taken = _joined(taken, evicted)
         lease.block_ids = _joined(lease.block_ids, taken)
+
+    def _take_in_turn(self, lease: Lease, count: int, ledger: Ledger) -> None:
+        """One by one: with each, whose turn it is to give up the next one may change."""
+        for _ in range(count):
+            owner = ledger.charge(lease.request)
+            if len(self._free):
+                taken = self._free.take(1)
+            else:
+                taken = self._tree.evict(1)
+                self._announcer.removed(taken)
+                self._num_evicted_blocks += 1
+            ledger.give(taken[0], owner)
+            lease.block_ids += taken
 
     def publish(self, lease: Lease, num_blocks: int) -> frozenset[str]:
         assert isinstance(lease, RadixLease)
@@ -302,7 +326,7 @@ class RadixIndex:
     # -- the step --------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        self._free.prepend_all(self._tree.commit())
+        self._give_back(self._tree.commit())
         for new in self._unannounced:
             self._announcer.stored(new.request, new.start, new.block_ids, new.after)
 
@@ -310,7 +334,7 @@ class RadixIndex:
         self._unannounced.clear()
         for source in self._kept:
             self._tree.unlock(source)
-            self._free.prepend_all(self._tree.settle(source))
+            self._give_back(self._tree.settle(source))
         self._kept.clear()
 
     def mark(self, lease: Lease) -> Mark:
@@ -326,7 +350,7 @@ class RadixIndex:
         lease.num_published = mark.num_published
         taken = lease.block_ids[mark.num_blocks :]
         del lease.block_ids[mark.num_blocks :]
-        self._free.prepend_all(taken)
+        self._give_back(taken)
 
     # -- giving back -----------------------------------------------------------------------------
 
@@ -347,7 +371,10 @@ class RadixIndex:
         lease.block_ids.clear()
 
     def clear(self) -> None:
-        self._free.append_all(self._tree.clear())
+        dropped = self._tree.clear()
+        if self._ledger is not None:
+            self._ledger.take_back(dropped)
+        self._free.append_all(dropped)
         self._codes.clear()
         self._announcer.cleared()
 
@@ -395,6 +422,8 @@ class RadixIndex:
     def check(self, leases: list[Lease], kept: list[int]) -> None:
         held = [lease for lease in leases if isinstance(lease, RadixLease)]
         self._tree.check([lease.node for lease in held] + self._kept)
+        if self._ledger is not None:
+            self._ledger.check(self._free)
         owned = list(self._free)
         owned += [block_id for node in self._tree.nodes() for block_id in node.block_ids]
         private = Counter(kept)

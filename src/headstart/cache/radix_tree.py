@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from headstart.cache.blocks import Evictable, LinkedQueue, law
 from headstart.cache.children import Children
 from headstart.cache.eviction import Claim
-from headstart.cache.keys import Namespace
+from headstart.cache.fair import make_order
+from headstart.cache.keys import CacheRequest, Namespace
+from headstart.cache.shares import Ledger
 from headstart.cache.tokens import TOKEN_BYTES
-from headstart.cache.victims import Pins, VictimOrder, make_order
+from headstart.cache.victims import Pins, VictimOrder
 from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
@@ -53,6 +55,11 @@ class Node(Evictable):
     def num_blocks(self) -> int:
         """How many blocks are left of it."""
         return len(self.block_ids)
+
+    @property
+    def first_block_id(self) -> int:
+        """The first of what is left."""
+        return self.block_ids[0]
 
     def path(self) -> Iterator[Node]:
         """The node itself and those above it, without the root."""
@@ -115,12 +122,13 @@ class RadixTree:
     owns those blocks.
     """
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, ledger: Ledger | None = None) -> None:
         self.num_idle_blocks = 0
         self._config = config
+        self._ledger = ledger
         self._block_bytes = config.block_size * TOKEN_BYTES
         self._roots: dict[Namespace, Root] = {}
-        self.idle: VictimOrder[Node] = make_order(config, LinkedQueue(), NodeShape())
+        self.idle: VictimOrder[Node] = make_order(config, LinkedQueue(), NodeShape(), ledger)
         self.pins: Pins[Node, Node] = Pins(self.idle, Node.path)
         self._pending: list[Node] = []
 
@@ -135,9 +143,15 @@ class RadixTree:
             root = self._roots[namespace] = Root(namespace)
         return root
 
-    def idle_block_ids(self) -> list[int]:
-        """Blocks that nothing holds, the next victim first."""
-        return [block_id for node in self.idle for block_id in reversed(node.block_ids)]
+    def idle_block_ids(self, request: CacheRequest | None = None, ahead: int = 0) -> list[int]:
+        """Blocks that nothing holds, the next victim first; see `VictimOrder.each_block`."""
+        if self._ledger is None:
+            return [block_id for node in self.idle for block_id in reversed(node.block_ids)]
+        blocks: dict[Node, Iterator[int]] = {}
+        return [
+            next(blocks.setdefault(node, reversed(node.block_ids)))
+            for node in self.idle.each_block(request, ahead)
+        ]
 
     # -- following a run -------------------------------------------------------------------------
 
@@ -265,7 +279,7 @@ class RadixTree:
     def clear(self) -> list[int]:
         """Drop everything; nothing may be locked."""
         dropped = self.idle_block_ids()
-        self.idle = make_order(self._config, LinkedQueue(), NodeShape())
+        self.idle = make_order(self._config, LinkedQueue(), NodeShape(), self._ledger)
         self.pins = Pins(self.idle, Node.path)
         self._roots = {}
         self.num_idle_blocks = 0

@@ -36,8 +36,10 @@ class MissReport:
 
     ``num_hit_tokens`` and the counts in ``tokens`` (reasons that apply, in their order) add up to
     ``num_prompt_tokens``: law I12.  ``diverged_at`` is the position of the first token that differs from all
-    that is cached, where any token ``diverged``.  ``evicted_s`` is how many seconds ago the first missing
-    block was evicted, ``evicted_blocks`` how many blocks have been taken since; None if nothing was.
+    that is cached, where any token ``diverged``, or would if it were not isolated.  ``evicted_s`` is how many
+    seconds ago the first missing block was evicted, ``evicted_blocks`` how many blocks have been taken since;
+    None if nothing was.  So many as ``isolated_diverged`` of the isolated tokens ``diverged``, as far as the
+    prompt's own namespace is concerned.
     """
 
     request_id: str
@@ -47,13 +49,18 @@ class MissReport:
     diverged_at: int | None = None
     evicted_s: float | None = None
     evicted_blocks: int | None = None
+    isolated_diverged: int = 0
 
     def for_client(self) -> MissReport:
-        """What may be told to whoever sent the prompt: what other namespaces hold reads as ``cold``."""
+        """What may be told to whoever sent the prompt: the report as it were if nobody else held anything."""
         hidden = self.tokens.get(MissReason.ISOLATED, 0)
         if not hidden:
             return self
         tokens = dict(self.tokens)
         del tokens[MissReason.ISOLATED]
-        tokens[MissReason.COLD] = tokens.pop(MissReason.COLD, 0) + hidden
-        return replace(self, tokens=tokens)
+        told = self.isolated_diverged
+        for reason, count in ((MissReason.DIVERGED, told), (MissReason.COLD, hidden - told)):
+            known = tokens.pop(reason, 0)
+            if count + known:
+                tokens[reason] = count + known
+        return replace(self, tokens=tokens, isolated_diverged=0)

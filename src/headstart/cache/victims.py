@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Generic, Protocol, TypeVar
+from itertools import repeat
+from typing import Any, Generic, Protocol, TypeVar
 
 from sortedcontainers import SortedDict
 
 from headstart.cache.blocks import Evictable, LinkedQueue, law
-from headstart.cache.eviction import Claim, EvictionPolicy, LazyHeap, Rank, Use, make_policy
+from headstart.cache.eviction import Claim, EvictionPolicy, LazyHeap, Rank, Use
 from headstart.cache.keys import CacheRequest
-from headstart.config import CacheConfig
 from headstart.errors import CacheError
 
 Item = TypeVar("Item", bound=Evictable)
+Key = tuple[Any, ...]
+"""What sorts lower goes first; no two idle items of an index have the same."""
 Place = TypeVar("Place")
 
 
@@ -146,6 +149,14 @@ class VictimOrder(ABC, Generic[Item]):
         return item
 
     @abstractmethod
+    def key(self, item: Item) -> Key:
+        """Where an idle item stands, compared with others that could go as well."""
+
+    @abstractmethod
+    def ranked(self) -> Iterator[tuple[Key, Item]]:
+        """What is behind the base, in order, with keys."""
+
+    @abstractmethod
     def __len__(self) -> int:
         """How many are idle."""
 
@@ -153,17 +164,30 @@ class VictimOrder(ABC, Generic[Item]):
     def __iter__(self) -> Iterator[Item]:
         """In the order in which they go if nothing else happens."""
 
+    def each_block(self, request: CacheRequest | None = None, ahead: int = 0) -> Iterator[Item]:  # noqa: ARG002
+        """Whose block goes next, one block after the other, if ``request`` takes them.
+
+        It has taken ``ahead`` blocks before them, none of which anybody had to give up.
+        """
+        for item in self:
+            yield from repeat(item, item.num_blocks)
+
     def state(self) -> Iterator[object]:
         """What decides beside the items' uses and their order."""
         return iter(())
 
     def check(self, items: Iterable[Item]) -> None:
         """Prove the order's own laws, given all items that are cached."""
+        items = list(items)
         pinned = {id(item.use): item.num_blocks for item in items if item.use is not None and item.use.pins}
         law(
             sum(pinned.values()) == self.num_pinned_blocks,
             f"I1: {sum(pinned.values())} blocks are pinned, {self.num_pinned_blocks} counted",
         )
+        self.check_order(items)
+
+    def check_order(self, items: Iterable[Item]) -> None:
+        """The same without what concerns pins."""
 
 
 class LruOrder(VictimOrder[Item]):
@@ -259,6 +283,14 @@ class LruOrder(VictimOrder[Item]):
         ranks = [(self._lowest, 0) if use is None else (use.rank, use.pins) for use in (item.use, upper.use)]
         return ranks[0] == ranks[1]
 
+    def key(self, item: Item) -> Key:
+        """Its rank: within one they queue."""
+        return self._lowest if item.use is None else item.use.rank
+
+    def ranked(self) -> Iterator[tuple[Key, Item]]:
+        """All of them: what others have in their base is of the lowest rank here."""
+        return ((self.key(item), item) for item in self)
+
     def __len__(self) -> int:
         return len(self.base) + sum(map(len, self._ranked.values()))
 
@@ -268,21 +300,34 @@ class LruOrder(VictimOrder[Item]):
             yield from queue
 
 
+@dataclass(slots=True)
+class Counters:
+    """How many uses were created, and places given: what tells items of equal scores apart."""
+
+    created: int = 0
+    places: int = 0
+
+
 class ScoredOrder(VictimOrder[Item]):
-    """Lowest rank and score first; O(log n) per event."""
+    """Lowest rank and score first; O(log n) per event.  Orders that share a policy share ``counters``."""
 
     uses_shape = True
 
     def __init__(
-        self, base: LinkedQueue[Item], policy: EvictionPolicy, shape: Shape[Item], *, generated_first: bool
+        self,
+        base: LinkedQueue[Item],
+        policy: EvictionPolicy,
+        shape: Shape[Item],
+        *,
+        generated_first: bool,
+        counters: Counters | None = None,
     ) -> None:
         super().__init__(base, generated_first=generated_first)
         self._policy = policy
         self._shape = shape
-        self._ready = LazyHeap()  # idle, and nothing continues it
+        self._ready: LazyHeap[Use] = LazyHeap()  # idle, and nothing continues it
         self._num_idle = 0
-        self._num_created = 0
-        self._num_places = 0
+        self._counters = counters or Counters()
 
     def is_asked(self, request: CacheRequest) -> bool:  # noqa: ARG002  # whoever asks
         """Every use counts."""
@@ -334,8 +379,8 @@ class ScoredOrder(VictimOrder[Item]):
 
         def change() -> None:
             if item.use is None:
-                item.use = Use(claim.depth, created=self._num_created, prompt=False)
-                self._num_created += 1
+                item.use = Use(claim.depth, created=self._counters.created, prompt=False)
+                self._counters.created += 1
             item.use.claim(claim)
             if is_use:
                 item.use.count += 1
@@ -393,8 +438,8 @@ class ScoredOrder(VictimOrder[Item]):
             self._policy.evicted(item.use, count)
 
     def _give_place(self, use: Use) -> None:
-        use.place = self._num_places
-        self._num_places += 1
+        use.place = self._counters.places
+        self._counters.places += 1
 
     def _renew(self, use: Use) -> None:
         if use in self._ready:
@@ -405,11 +450,22 @@ class ScoredOrder(VictimOrder[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         yield from self.base
+        for _, item in self.ranked():
+            yield item
+
+    def key(self, item: Item) -> Key:
+        """Its use's."""
+        assert item.use is not None
+        return item.use.key
+
+    def ranked(self) -> Iterator[tuple[Key, Item]]:
+        """What falls to the ground when its last continuation goes joins the others."""
         heap = self._ready.entries()
         below: dict[Use, int] = {}
         while heap:
-            item: Item = heappop(heap)[1].item
-            yield item
+            key, first = heappop(heap)
+            item: Item = first.item
+            yield key, item
             above = self._shape.above(item)
             use = None if above is None else above.use
             if above is None or use is None or not use.idle or use.item is not above:
@@ -420,26 +476,16 @@ class ScoredOrder(VictimOrder[Item]):
 
     def state(self) -> Iterator[object]:
         """The counters, and what the policy has."""
-        yield self._num_created, self._num_places, float(self._policy.now), self._policy.state()
+        yield self._counters.created, self._counters.places, float(self._policy.now), self._policy.state()
 
-    def check(self, items: Iterable[Item]) -> None:
+    def check_order(self, items: Iterable[Item]) -> None:
         """The ready ones are exactly the idle ones that nothing continues, each with its own key."""
-        items = list(items)
-        super().check(items)
         idle = [item for item in items if item.use is not None and item.use.idle and item.use.item is item]
         law(len(idle) == self._num_idle, f"I1: {len(idle)} are idle, {self._num_idle} counted")
         ready = {item.use: item for item in idle if self._shape.num_below(item) == 0 and item.use is not None}
         law(len(ready) == len(self._ready), f"I7: {len(ready)} could go, {len(self._ready)} are ready to")
         for use, item in ready.items():
             law(use in self._ready and self._ready.key(use) == use.key, f"I7: {item!r} has an outdated place")
-
-
-def make_order(config: CacheConfig, base: LinkedQueue[Item], shape: Shape[Item]) -> VictimOrder[Item]:
-    """The order that the configuration asks for."""
-    policy = make_policy(config)
-    if policy is None:
-        return LruOrder(base, generated_first=config.evict_generated_first)
-    return ScoredOrder(base, policy, shape, generated_first=config.evict_generated_first)
 
 
 class Pins(Generic[Place, Item]):

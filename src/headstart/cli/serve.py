@@ -328,6 +328,16 @@ def serve(
         float,
         typer.Option(help="How much of the KV memory can be pinned, 0 to 1.", rich_help_panel=_CACHE),
     ] = 0.5,
+    tenant_cache_share: Annotated[
+        float | None,
+        typer.Option(
+            help="How much of the KV memory a tenant may fill before what it holds is forgotten first, above "
+            "0 to 1. What others leave unused anyone may use. Where tenants are not told apart, all are one "
+            "and nothing changes.",
+            show_default="no share",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
     prefix_caching_hash_algo: Annotated[
         HashAlgorithm,
         typer.Option(
@@ -492,6 +502,7 @@ def serve(
             eviction_protected_share=eviction_protected_share,
             evict_generated_first=evict_generated_first,
             max_pinned_share=max_pinned_share,
+            tenant_cache_share=tenant_cache_share,
             prefix_caching_hash_algo=prefix_caching_hash_algo,
             estimate_hit_rates=estimate_hit_rates,
             explain_misses=explain_misses,

@@ -103,6 +103,7 @@ class EngineCore:
                     skip_reading=skip_reading,
                     skip_writing=terms.skip_writing,
                     retention_priority=terms.retention_priority,
+                    tenant=terms.tenant,
                 ),
                 params=of_choice(params, number),
                 num_prompt_tokens=prompt.num_tokens,

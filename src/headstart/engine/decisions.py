@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     ``salt`` is a pseudonym: equal salts of one log have the same.  ``adapter`` is a name and a digest.
     ``num_prompt_tokens`` None is all of the tokens.
     ``media`` are digests with offset and length; ``prompt_embeds`` the 32-byte digests of the rows, one after
-    the other, which are equal where the rows are.
+    the other, which are equal where the rows are.  ``tenant`` is a pseudonym, as the salt is.
     """
 
     number: int
@@ -55,6 +55,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     media: list[tuple[str, int, int]] = []
     prompt_embeds: bytes | None = None
     skip_writing: bool = False
+    tenant: str | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

@@ -224,6 +224,7 @@ class RecordingManager(KVCacheManager):
                 [(span.digest, span.offset, span.length) for span in request.media],
                 None if request.prompt_embeds is None else _rows(request.prompt_embeds),
                 request.skip_writing,
+                None if request.tenant is None else self._pseudonym(request.tenant),
             )
         )
         return number

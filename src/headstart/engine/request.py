@@ -216,7 +216,8 @@ class CacheTerms:
     Requests of different ``salt`` share nothing.  ``retention_priority`` says how long to keep what the
     request uses, 0 to 100, the higher the longer, and for good; ``retention`` keeps its prompt for a time, as
     far as there is room for that.  With ``skip_reading`` nothing that others computed is a hit for it, with
-    ``skip_writing`` nothing that it computes is ever found.
+    ``skip_writing`` nothing that it computes is ever found.  ``tenant`` is who pays for what it holds where
+    tenants have shares of the pool; it keeps nothing apart, which the salt must do.
     """
 
     salt: str | None = field(default=None, repr=False)
@@ -224,6 +225,7 @@ class CacheTerms:
     skip_reading: bool = False
     skip_writing: bool = False
     retention: Retention | None = None
+    tenant: str | None = None
 
 
 PLAIN_TERMS = CacheTerms()

@@ -52,7 +52,7 @@ def _details(record: VisitRecord) -> list[str]:
     if len(record.reports) != 1:
         return []
     (report,), told = record.reports, []
-    if report.diverged_at is not None:
+    if MissReason.DIVERGED in report.tokens:
         told.append(f"first difference at token {report.diverged_at}")
     if report.evicted_s is not None:
         told.append(f"evicted {report.evicted_s:.1f} s and {report.evicted_blocks} taken blocks ago")

@@ -96,7 +96,7 @@ class Front:
             visit,
             self.metrics.clock(),
             caller,
-            terms_of(body, caller.salt(body.cache_salt)),
+            terms_of(body, caller),
             body.priority or 0,
             body.telling,
             truncation,

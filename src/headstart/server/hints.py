@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from headstart.engine.request import CacheTerms, Retention
+from headstart.server.caller import Caller
 from headstart.server.fields import CacheSalt, Flag, must_be
 
 IN_MEMORY_S = 600.0
@@ -87,12 +88,17 @@ def retention(seconds: float, *, key: str | None = None, salt: str | None = None
     return Retention(min(seconds, LONGEST_S), name)
 
 
-def terms_of(hints: CacheHints, salt: str | None) -> CacheTerms:
-    """The terms of a request with these hints; ``salt`` is the one that really keeps its cache apart."""
+def terms_of(hints: CacheHints, caller: Caller) -> CacheTerms:
+    """The terms of a caller's request with these hints, under the salt that really keeps its cache apart.
+
+    All whom nobody knows have one share of the pool together: a flood of them is one tenant's.
+    """
+    salt = caller.salt(hints.cache_salt)
     skip_writing = bool(hints.skip_writing_prefix_cache)
     seconds = None if skip_writing else hints.retention_s
     return CacheTerms(
         salt=salt,
+        tenant=None if caller.is_anonymous else caller.tenant,
         skip_reading=bool(hints.skip_reading_prefix_cache),
         skip_writing=skip_writing,
         retention=None if seconds is None else retention(seconds, key=hints.prompt_cache_key, salt=salt),

@@ -217,6 +217,7 @@ class Replay:
             skip_writing=record.skip_writing,
             num_prompt_tokens=record.num_prompt_tokens,
             retention_priority=record.retention_priority,
+            tenant=record.tenant,
         )
         self._num_requests += 1
 

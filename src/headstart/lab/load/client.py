@@ -29,11 +29,11 @@ class NotReadyError(LoadError):
 class Server:
     """A server that `connect` found; ``model`` is what is asked for."""
 
-    def __init__(self, http: httpx.AsyncClient, model: str, clock: Clock, *, ignore_eos: bool) -> None:
+    def __init__(self, http: httpx.AsyncClient, model: str, clock: Clock, extra: Mapping[str, Any]) -> None:
         self.model = model
         self._http = http
         self._clock = clock
-        self._extra = {"ignore_eos": True} if ignore_eos else {}
+        self._extra = extra
 
     async def complete(self, prompt: Sequence[int], max_tokens: int) -> Timing:
         """Time a greedy completion of exactly these token ids.  Raises ``LoadError``."""
@@ -123,6 +123,7 @@ async def connect(
     api_key: str | None = None,
     timeout: float = 300.0,
     ignore_eos: bool = False,
+    cache_salt: str | None = None,
     clock: Clock = time.perf_counter,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> AsyncIterator[Server]:
@@ -130,12 +131,16 @@ async def connect(
 
     ``base_url`` may end in ``/v1`` or not; ``model`` is the first one the server lists unless given;
     at most ``timeout`` seconds may pass without a byte.  With ``ignore_eos`` answers are as long as asked
-    for, where the server knows this field (headstart, vLLM, llama.cpp); others may refuse it.
+    for, where the server knows this field (headstart, vLLM, llama.cpp); others may refuse it.  ``cache_salt``
+    keeps what is asked here apart from what others ask (headstart, vLLM).
 
     Raises ``ConfigError`` for an address that is none, ``NotReadyError`` for a server that is not there,
     ``LoadError`` for one that is not OpenAI-compatible.
     """
     url = _checked(base_url)
+    extra: dict[str, Any] = {"ignore_eos": True} if ignore_eos else {}
+    if cache_salt is not None:
+        extra["cache_salt"] = cache_salt
     async with httpx.AsyncClient(
         base_url=url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -147,7 +152,7 @@ async def connect(
         trust_env=url.host not in ("localhost", "127.0.0.1", "::1"),
         transport=transport,
     ) as http:
-        yield Server(http, model or await _first_model(http), clock, ignore_eos=ignore_eos)
+        yield Server(http, model or await _first_model(http), clock, extra)
 
 
 def _checked(base_url: str) -> httpx.URL:
