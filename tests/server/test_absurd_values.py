@@ -133,7 +133,9 @@ def test_every_field_with_every_number_and_text(http: TestClient, path: str) -> 
     for name in FIELDS[path]:
         for value in (*NUMBERS, *TEXTS):
             named = check(http, path, json.dumps(BASES[path] | {name: value}).encode())
-            assert named is None or named.startswith(name), (name, value)
+            # What a template makes of the messages can be too long for the model: then they are refused.
+            allowed = (name, "messages") if name == "chat_template" else (name,)
+            assert named is None or named.startswith(allowed), (name, value)
         assert still_serves(http)
 
 
