@@ -23,7 +23,7 @@ from headstart.server.choice import Piece
 from headstart.server.errors import describe
 from headstart.server.logprobs import for_chat
 from headstart.server.response_snapshots import Snapshots
-from headstart.server.responses_protocol import (
+from headstart.server.responses_replies import (
     ArgumentsDelta,
     ArgumentsDone,
     ErrorEvent,

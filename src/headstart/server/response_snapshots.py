@@ -9,7 +9,8 @@ from headstart.server.cache_usage import kept_tokens
 from headstart.server.front import Front, Ticket
 from headstart.server.generation import Generation
 from headstart.server.logprobs import for_chat
-from headstart.server.responses_protocol import (
+from headstart.server.responses_protocol import ResponsesRequest
+from headstart.server.responses_replies import (
     FunctionCall,
     IncompleteDetails,
     InputTokensDetails,
@@ -19,7 +20,6 @@ from headstart.server.responses_protocol import (
     OutputTokensDetails,
     ResponseFailure,
     ResponseReply,
-    ResponsesRequest,
     ResponseUsage,
     Status,
 )

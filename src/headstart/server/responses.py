@@ -15,7 +15,8 @@ from headstart.server.front import Front, require_json
 from headstart.server.response_events import ResponseEvents
 from headstart.server.response_snapshots import Snapshots
 from headstart.server.responses_input import chat_messages, chat_tool_choice, chat_tools
-from headstart.server.responses_protocol import Numbered, ResponseReply, ResponsesRequest
+from headstart.server.responses_protocol import ResponsesRequest
+from headstart.server.responses_replies import Numbered, ResponseReply
 from headstart.server.streaming import EVENTS, EventStream, json_response, until_disconnect
 
 
