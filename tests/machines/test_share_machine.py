@@ -10,10 +10,12 @@ from collections import Counter
 from itertools import cycle
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import invariant, run_state_machine_as_test
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from headstart.cache import CacheRequest
+from headstart.cache import CacheRequest, Namespace
+from headstart.cache.shares import Ledger
 from tests.machines.test_cache_machine import EXAMPLES, INDEXES, POLICIES, CacheMachine
 
 
@@ -58,6 +60,19 @@ class ShareMachine(CacheMachine):
             left.remove(block_id)
         self.evict(block_ids, free)
 
+    @precondition(lambda self: not self.open)
+    @rule(salts=st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=5), count=st.integers(1, 3))
+    def serve(self, salts: list[str | None], count: int) -> None:
+        """Prompts of their own kinds come and go, so that several tenants have idle blocks."""
+        for salt in salts:
+            self.counter += 1
+            tokens = [self.counter + 9] * (count * self.size)
+            request = CacheRequest(f"r{self.counter}", tokens, namespace=Namespace(salt=salt))
+            self.let_in(request, request.num_tokens, blind=1, keep_copy=True, counts=True)
+            if self.open:
+                self.commit()
+                self.release(request.request_id)
+
     @invariant()
     def the_ledger_agrees(self) -> None:
         if hasattr(self, "manager") and not self.open:
@@ -83,3 +98,19 @@ def test_who_holds_more_than_a_share_gives_way_first(index: str, policy: str, sh
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
+
+
+def test_an_order_that_forgets_shares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "is_over", lambda ledger, account: False)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            share_machine("radix", "lru", 0.3),
+            settings=settings(
+                max_examples=300,
+                stateful_step_count=40,
+                deadline=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+            ),
+        )
