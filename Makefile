@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve demo pull test lint types unit fuzz fuzz-api bench clean
+.PHONY: help serve demo pull test lint types unit fuzz fuzz-api soak bench clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -44,6 +44,9 @@ fuzz: $(VENV)/.installed-dev  ## the cache core's state machines for ten minutes
 
 fuzz-api: $(VENV)/.installed-dev  ## 5,000 requests that schemathesis makes up  (ARGS="--seed 4711")
 	$(BIN)/python -m bench.api_fuzz $(ARGS)
+
+soak: $(VENV)/.installed  ## everything at once for ten minutes, the engine killed, and whether all is clean afterwards
+	$(BIN)/python bench/soak.py --minutes 10 $(ARGS)
 
 bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/first_token.py --write
