@@ -275,3 +275,16 @@ def test_appended_tokens_follow_the_prompt() -> None:
     assert repr(request) == "CacheRequest('r', 8 tokens, Namespace(adapter=None, salt=None))"
     request = CacheRequest("r", [1], namespace=Namespace(salt="canary"))
     assert repr(request) == "CacheRequest('r', 1 tokens, Namespace(adapter=None, salt=…))"
+
+
+def test_a_namespaces_identity_tells_what_its_representation_hides() -> None:
+    spaces = [
+        Namespace(),
+        Namespace(salt="one"),
+        Namespace(salt="two"),
+        Namespace(Adapter("one", "")),
+        Namespace(Adapter("one", "d")),
+        Namespace(Adapter("one", "d"), "one"),
+    ]
+    assert len({space.identity for space in spaces}) == len(spaces)
+    assert repr(Namespace(salt="one")) == repr(Namespace(salt="two"))

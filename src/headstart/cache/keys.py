@@ -54,8 +54,13 @@ class Namespace:
                 code="invalid_value",
             )
 
+    @property
+    def identity(self) -> bytes:
+        """All that tells a namespace from others, to be hashed and never logged: the salt is in it."""
+        return f"Namespace(adapter={self.adapter!r}, salt={self.salt!r})".encode()
+
     def __repr__(self) -> str:
-        """Without the salt, which is a secret: what is represented may be logged."""
+        """Without the salt, which is a secret: what is represented may be logged, and identifies nothing."""
         return f"Namespace(adapter={self.adapter!r}, salt={None if self.salt is None else '…'})"
 
 
