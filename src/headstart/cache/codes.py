@@ -103,7 +103,7 @@ class Codes:
     def _write(self, request: CacheRequest, *, issue: bool) -> bytearray:
         run = bytearray(request.tokens)
         known = len(run)
-        space = hashlib.sha256(repr(request.namespace).encode()).digest()
+        space = hashlib.sha256(request.namespace.identity).digest()
         for kind, digest, start, stop in self._contents(request):
             place = slice(start * TOKEN_BYTES, stop * TOKEN_BYTES)
             content = _Content(kind, digest, hashlib.sha256(space + run[place]).digest())

@@ -54,6 +54,14 @@ class Namespace:
                 code="invalid_value",
             )
 
+    @property
+    def identity(self) -> bytes:
+        """What tells it from every other one, the salt included: to be hashed, and never to be shown.
+
+        The representation leaves the salt out, so it is no identity.
+        """
+        return f"Namespace(adapter={self.adapter!r}, salt={self.salt!r})".encode()
+
     def __repr__(self) -> str:
         """Without the salt, which is a secret: what is represented may be logged."""
         return f"Namespace(adapter={self.adapter!r}, salt={None if self.salt is None else '…'})"

@@ -112,7 +112,7 @@ def num_common(a: bytes, b: bytes) -> int:
 
 def space_of(namespace: Namespace) -> int:
     """A hash of 64 bits of all that tells a namespace from others."""
-    return int.from_bytes(blake2b(repr(namespace).encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(namespace.identity, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)

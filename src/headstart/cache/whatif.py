@@ -236,7 +236,7 @@ class WhatIf:
                 self._nearest[block_id] = nearest
 
     def _root(self, namespace: Namespace) -> int:
-        return xxh3_64_intdigest(repr(namespace).encode(), self._seed)
+        return xxh3_64_intdigest(namespace.identity, self._seed)
 
     def moved(self, block_id: int, to: int) -> None:
         """The label goes along."""

@@ -94,7 +94,7 @@ class ConsistentHashRouter:
         if user:
             return repr(("user", user)).encode()
         if request.namespace != SHARED:
-            return repr(request.namespace).encode()
+            return request.namespace.identity
         return request.symbols[: self._block]
 
 
