@@ -44,6 +44,7 @@ def test_namespaces_that_differ_in_a_part_differ_everywhere() -> None:
         assert NAMESPACES[one] != NAMESPACES[other]
         assert keys[one] != keys[other]
     assert len(set(NAMESPACES)) == len(set(digests)) == len(NAMESPACES) == 26 * 6
+    assert len({namespace.identity for namespace in NAMESPACES}) == len(NAMESPACES)
 
 
 def test_equal_namespaces_are_one_key() -> None:
@@ -52,6 +53,7 @@ def test_equal_namespaces_are_one_key() -> None:
         assert same == namespace
         assert hash(same) == hash(namespace)
         assert asking(same).extra_keys(0, 2) == asking(namespace).extra_keys(0, 2)
+        assert same.identity == namespace.identity
 
 
 def test_the_salt_enters_the_first_block_and_the_adapter_every_one() -> None:

@@ -203,6 +203,14 @@ def test_who_cannot_be_told_shares_with_nobody(serve: Serve, secret: str, header
     assert cached(client, {"X-Tenant": "acme"}) > 0
 
 
+def test_letters_that_end_in_a_byte_like_a_space_are_not_cut(serve: Serve, secret: str) -> None:
+    client = serve(isolate_by="header:X-Tenant", isolation_secret_file=secret)
+    for tenant in ("citt\u00e0", "citt\u00c5", "citt\u00e0 "):  # in UTF-8 they end with A0 and 85
+        headers = {"X-Tenant": tenant.encode()}
+        assert (cached(client, headers) > 0) is tenant.endswith(" ")
+        assert cached(client, headers) > 0
+
+
 def test_a_header_that_came_twice_is_refused(serve: Serve, secret: str) -> None:
     client = serve(isolate_by="header:X-Tenant", isolation_secret_file=secret)
     twice = [("X-Tenant", "canary"), ("x-tenant", "canary")]

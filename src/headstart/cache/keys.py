@@ -56,7 +56,10 @@ class Namespace:
 
     @property
     def identity(self) -> bytes:
-        """All that tells a namespace from others, to be hashed and never logged: the salt is in it."""
+        """What tells it from every other one, the salt included: to be hashed, and never to be shown.
+
+        The representation leaves the salt out, so it is no identity.
+        """
         return f"Namespace(adapter={self.adapter!r}, salt={self.salt!r})".encode()
 
     def __repr__(self) -> str:

@@ -13,6 +13,8 @@ from headstart.server.tenants import Tenants, load_secret
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/openapi.json", "/docs"})
 """What anybody may ask: it shows nothing of anybody's.  Everything else is behind the keys."""
 METRICS_PATH = "/metrics"
+_SPACE = " \t"
+"""What HTTP lets stand around a value.  No more is taken off: other bytes at its ends may be a letter's."""
 
 
 class Access:
@@ -84,9 +86,9 @@ def _presented(headers: Headers) -> str | None:
     """The key in ``Authorization: Bearer …`` or, as Anthropic's clients send it, in ``x-api-key``."""
     told = set()
     for value in headers.getlist("authorization"):
-        scheme, _, key = value.strip().partition(" ")
-        told.add(key.strip() if scheme.lower() == "bearer" else "")
-    told |= {value.strip() for value in headers.getlist("x-api-key")}
+        scheme, _, key = value.strip(_SPACE).partition(" ")
+        told.add(key.strip(_SPACE) if scheme.lower() == "bearer" else "")
+    told |= {value.strip(_SPACE) for value in headers.getlist("x-api-key")}
     told.discard("")
     if len(told) > 1:
         raise RequestError(
@@ -105,7 +107,7 @@ def _only(headers: Headers, name: str) -> bytes | None:
             f"the header {name} came {len(values)} times: the proxy must set it once and drop clients' own",
             code="invalid_header",
         )
-    value = "".join(values).strip()
+    value = "".join(values).strip(_SPACE)
     return value.encode("latin-1") if value else None
 
 
