@@ -46,7 +46,7 @@ fuzz-api: $(VENV)/.installed-dev  ## 5,000 requests that schemathesis makes up  
 	$(BIN)/python -m bench.api_fuzz $(ARGS)
 
 soak: $(VENV)/.installed  ## everything at once for ten minutes, the engine killed, and whether all is clean afterwards
-	$(BIN)/python bench/soak.py --minutes 10 $(ARGS)
+	$(BIN)/python -m bench.soak --minutes 10 $(ARGS)
 
 bench: $(VENV)/.installed  ## the figures of README.md and docs/benchmarks.md
 	$(BIN)/python bench/first_token.py --write
