@@ -171,7 +171,7 @@ def dated(text: str) -> Callable[[list[Any], Any, bool], str]:
         (Server(template=dated("now, 15:04")), "no date in the template", Word.FAIL, "'15:04'"),
         (Server(template=rewriting), "the next turn begins with the last", Word.FAIL, "from token 0 of"),
         (Server(template=opening), "the next turn begins with the last", Word.WARN, "written otherwise"),
-        (Server(template=in_order), "the order of tools", Word.WARN, "and so does the order of keys"),
+        (Server(template=in_order), "the order of tools", Word.WARN, "with the keys of their schemas"),
         (Server(tokenizes=False), "same messages, same tokens", Word.UNKNOWN, "no /tokenize"),
         (Server(caches=False), "equal prompts hit", Word.FAIL, "only 0 of"),
         (Server(tells=(False, False)), "usage tells of hits", Word.FAIL, "no answer has"),
@@ -203,14 +203,31 @@ def test_keys_that_share_are_found() -> None:
     assert "of a prompt that only the first has sent" in why
 
 
+def test_the_metrics_may_be_elsewhere() -> None:
+    server = Server()
+
+    def at_two_ports(request: httpx.Request) -> httpx.Response:
+        if (request.url.path == "/metrics") is (request.url.port == 9001):
+            return server(request)
+        return httpx.Response(404, json={"error": {"message": "no such page"}})
+
+    with Target(URL, metrics="http://gpu-box:9001", transport=httpx.MockTransport(at_two_ports)) as target:
+        assert audit(target, today=TODAY).engine == "headstart"
+    with Target(URL, transport=httpx.MockTransport(at_two_ports)) as target:
+        (unknown,) = [one for one in audit(target, today=TODAY).lines if one.name == "metrics"]
+    assert "--metrics-url" in unknown.change
+
+
 def test_few_conversations_fit() -> None:
     server = Server(metrics={"num_blocks": 20}, max_model_len=300)
     assert line(audited(server), "room for KV")[0] is Word.WARN
 
 
 def test_a_server_that_cannot_be_asked_is_a_sentence() -> None:
-    with pytest.raises(AuditError, match="says 401: who are you"):
+    with pytest.raises(AuditError, match=r"wants a key: give --api-key \(who are you\?\)"):
         audited(Server(keys=("a",)))
+    with pytest.raises(AuditError, match="does not know this --api-key"):
+        audited(Server(keys=("a",)), api_key="b")
 
     def refuses(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)

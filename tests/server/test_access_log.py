@@ -144,3 +144,9 @@ def test_an_id_that_could_not_stand_in_a_log_is_replaced(client: TestClient, nam
 def test_an_answer_is_named_after_its_request(client: TestClient) -> None:
     reply = client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 1})
     assert reply.json()["id"] == f"cmpl-{reply.headers['x-request-id']}"
+
+
+def test_anthropics_clients_find_it_where_they_look(client: TestClient) -> None:
+    refused = client.post("/v1/messages", json={}, headers={"X-Request-Id": "mine"})
+    assert (refused.headers["request-id"], refused.headers["x-request-id"]) == ("mine", "mine")
+    assert "request-id" not in client.post("/v1/completions", json={}).headers

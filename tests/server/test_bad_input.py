@@ -273,3 +273,19 @@ def test_what_asks_for_nothing_passes(client: TestClient, path: str) -> None:
         else {"prompt": "hi", "echo": False, "best_of": 1, "suffix": None}
     )
     assert client.post(path, json=neutral | own).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/tokenize", "did you mean /tokenize?"),
+        ("/v1/embeddings", "GET /openapi.json lists what there is"),
+        ("/" + "x" * 10_000, "GET /openapi.json lists what there is"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_right_path(client: TestClient, path: str, meant: str) -> None:
+    error = error_of(client.post(path, json=GOOD))
+    assert error["code"] == "unknown_url"
+    assert error["message"].endswith(meant)

@@ -37,6 +37,13 @@ def audit(
             envvar="HEADSTART_ADMIN_API_KEY", help="For /metrics.", show_default="the same as --api-key"
         ),
     ] = None,
+    metrics_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Where /metrics is, if not below URL: the address of headstart's --admin-port.",
+            show_default="below URL",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.", min=0.001)] = 120.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
@@ -66,6 +73,7 @@ def audit(
             api_key=api_key,
             other_api_key=other_api_key,
             admin_api_key=admin_api_key,
+            metrics=metrics_url,
             timeout=timeout,
         ) as target:
             if not as_json:

@@ -49,10 +49,12 @@ from headstart.text import ChatTemplate, Tokenizer
 DEFAULT_MODEL = "smollm2-135m"
 
 _SERVER = "Server"
+_TEMPLATES = "Chat templates and tools"
 _ACCESS = "Who may ask, and who shares"
 _MODEL = "Model"
 _MEMORY = "KV memory"
 _CACHE = "Prefix cache"
+_EVICTION = "What is forgotten first"
 _STEPS = "What one step may hold"
 _DEBUGGING = "Debugging"
 
@@ -115,8 +117,10 @@ def serve(
     tool_call_parser: Annotated[
         ToolCallParserName,
         typer.Option(
-            help="The form that the model writes tool calls in; auto finds it in its chat template.",
-            rich_help_panel=_SERVER,
+            metavar="FORM",
+            help="The form that the model writes tool calls in: hermes, llama3_json, mistral or qwen3_coder; "
+            "auto finds it in its chat template.",
+            rich_help_panel=_TEMPLATES,
         ),
     ] = "auto",
     enable_auto_tool_choice: Annotated[  # noqa: ARG001 - other servers want it, here it is always so
@@ -128,7 +132,7 @@ def serve(
             help="Take chat_template from requests. Templates are programs: a sandbox bounds their "
             "time and output, but not their memory.",
             show_default="only while all callers share one cache",
-            rich_help_panel=_SERVER,
+            rich_help_panel=_TEMPLATES,
         ),
     ] = None,
     shutdown_timeout: Annotated[
@@ -274,6 +278,7 @@ def serve(
     prefix_index: Annotated[
         PrefixIndexName,
         typer.Option(
+            metavar="INDEX",
             help="How cached prefixes are found: radix matches to the token, hash to the block (as vLLM).",
             rich_help_panel=_CACHE,
         ),
@@ -281,7 +286,7 @@ def serve(
     enable_prefix_caching: Annotated[
         bool,
         typer.Option(
-            help="Keep what was computed and use it again; --no-enable-prefix-caching does not.",
+            help="Keep what was computed and use it again.",
             show_default="on",
             rich_help_panel=_CACHE,
         ),
@@ -289,31 +294,32 @@ def serve(
     eviction_policy: Annotated[
         PolicyName,
         typer.Option(
+            metavar="POLICY",
             help="What is forgotten first: lru what was not used for longest, fifo the oldest, lfu what is "
             "used least, lrfu something between the two, slru what was used once only, ttl what was not "
             "used for a given time, cost what is cheap to compute again.",
-            rich_help_panel=_CACHE,
+            rich_help_panel=_EVICTION,
         ),
     ] = "lru",
     eviction_ttl_seconds: Annotated[
         float,
         typer.Option(
             help="With ttl: after so many seconds without use, whatever its priority.",
-            rich_help_panel=_CACHE,
+            rich_help_panel=_EVICTION,
         ),
     ] = 300.0,
     eviction_half_life_seconds: Annotated[
         float,
         typer.Option(
             help="With lrfu: after so many seconds a use counts half; the shorter, the more like lru.",
-            rich_help_panel=_CACHE,
+            rich_help_panel=_EVICTION,
         ),
     ] = 100.0,
     eviction_protected_share: Annotated[
         float,
         typer.Option(
             help="With slru: how much of the KV memory may be kept for what was used more than once, 0 to 1.",
-            rich_help_panel=_CACHE,
+            rich_help_panel=_EVICTION,
         ),
     ] = 0.8,
     evict_generated_first: Annotated[
@@ -321,12 +327,12 @@ def serve(
         typer.Option(
             "--evict-generated-first",
             help="Forget answers before prompts.",
-            rich_help_panel=_CACHE,
+            rich_help_panel=_EVICTION,
         ),
     ] = False,
     max_pinned_share: Annotated[
         float,
-        typer.Option(help="How much of the KV memory can be pinned, 0 to 1.", rich_help_panel=_CACHE),
+        typer.Option(help="How much of the KV memory can be pinned, 0 to 1.", rich_help_panel=_EVICTION),
     ] = 0.5,
     tenant_cache_share: Annotated[
         float | None,
@@ -335,14 +341,16 @@ def serve(
             "0 to 1. What others leave unused anyone may use. Where tenants are not told apart, all are one "
             "and nothing changes.",
             show_default="no share",
-            rich_help_panel=_CACHE,
+            rich_help_panel=_EVICTION,
         ),
     ] = None,
     prefix_caching_hash_algo: Annotated[
         HashAlgorithm,
         typer.Option(
-            help="How blocks are named in the hash index and in KV events; the names and the bytes are "
-            "vLLM's. The xxhash ones are faster, and no protection against prompts made to collide.",
+            metavar="ALGO",
+            help="How blocks are named in the hash index and in KV events: sha256, sha256_cbor, xxhash or "
+            "xxhash_cbor; the names and the bytes are vLLM's. The xxhash ones are faster, and no protection "
+            "against prompts made to collide.",
             rich_help_panel=_CACHE,
         ),
     ] = "sha256_cbor",
@@ -423,7 +431,7 @@ def serve(
             "--otlp-traces-endpoint",
             metavar="URL",
             help="Send a trace for each request, and metrics, to this OpenTelemetry collector "
-            "(http://127.0.0.1:4318, say). Needs pip install 'headstart[otlp]'.",
+            "(http://127.0.0.1:4318, say). Needs pip install 'headstart\\[otlp]'.",
             show_default="nothing is sent",
             rich_help_panel=_DEBUGGING,
         ),
@@ -442,9 +450,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP and never compute the same prompt prefix twice.
 
-    OpenAI's chat and completions, streamed or whole, are at /v1.  Every answer
-    says how much of its prompt came from the cache, in
-    usage.prompt_tokens_details.cached_tokens.
+    OpenAI's chat completions, completions and responses and Anthropic's messages,
+    streamed or whole, are at /v1; /docs shows every route.  The usage of every
+    answer says how much of its prompt came from the cache.
 
     /health, /metrics (Prometheus, vLLM's names) and POST /reset_prefix_cache
     are for operators; with --isolate-by the latter two need an admin key or a

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from headstart.errors import EngineDeadError, HeadstartError, RequestError, shown_json
 from headstart.server.replies import Event
@@ -124,10 +125,14 @@ def describe_for_anthropic(error: Exception) -> tuple[int, AnthropicErrorReply]:
     )
 
 
+def is_anthropic(path: str) -> bool:
+    """Whether Anthropic's clients ask there, so that answers are in their words."""
+    return path == ANTHROPIC_ROUTES or path.startswith(f"{ANTHROPIC_ROUTES}/")
+
+
 def response_to(request: Request, error: Exception) -> Response:
     """The answer to a request that ended in ``error``, in the words of the API that it asked for."""
-    path = request.scope["path"]
-    anthropic = path == ANTHROPIC_ROUTES or path.startswith(f"{ANTHROPIC_ROUTES}/")
+    anthropic = is_anthropic(request.scope["path"])
     status, reply = describe_for_anthropic(error) if anthropic else describe(error)
     return JSONResponse(reply.model_dump(), status, HEADERS.get(status))
 
@@ -204,9 +209,9 @@ def _from_http(request: Request, error: HTTPException) -> RequestError:
     asked = f"{request.method} {path if len(path) <= 200 else f'{path[:200]}…'}"
     match error.status_code:
         case 404:
-            return RequestError(
-                f"there is no {asked}; GET /openapi.json lists what there is", code="unknown_url", status=404
-            )
+            meant = _meant(request)
+            hint = "GET /openapi.json lists what there is" if meant is None else f"did you mean {meant}?"
+            return RequestError(f"there is no {asked}; {hint}", code="unknown_url", status=404)
         case 405:
             allowed = (error.headers or {}).get("Allow", "another method")
             return RequestError(
@@ -217,6 +222,16 @@ def _from_http(request: Request, error: HTTPException) -> RequestError:
         case status:
             detail = error.detail or HTTPStatus(status).phrase.lower()
             return RequestError(str(detail), status=status)
+
+
+def _meant(request: Request) -> str | None:
+    """The path with one ``/v1`` more or less, if there is such a route: base URLs are easily mistaken."""
+    path = request.scope["path"]
+    for near in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": near, "raw_path": near.encode()}
+        if any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
+            return near
+    return None
 
 
 def _from_reading(cause: BaseException | None) -> RequestError:

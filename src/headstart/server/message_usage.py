@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from headstart.errors import RequestError
 from headstart.server.cache_markers import Marker, another_behind
@@ -12,6 +11,7 @@ from headstart.server.conversation import prompt_of
 from headstart.server.front import Front
 from headstart.server.generation import Generation
 from headstart.server.messages_protocol import CacheCreation, MessagesRequest, MessageUsage
+from headstart.server.stable import num_common
 
 
 async def marked_tokens(
@@ -32,7 +32,7 @@ async def _tokens_before(front: Front, body: MessagesRequest, marker: Marker, pr
         other = await prompt_of(front, another_behind(body, marker))
     except RequestError:  # the template will not have that: nothing is known of what it would share
         return 0
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other, strict=False)))
+    return num_common(prompt, other)
 
 
 def usage_of(front: Front, generation: Generation, marked: dict[str, int]) -> MessageUsage:

@@ -132,9 +132,10 @@ class GenerationRequest(CourtesyFields, EngineRequest):
     ] = None
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: Annotated[Any, not_yet("left")] = None
-    response_format: Annotated[ResponseFormat | None, must_be('an object like {"type": "json_object"}')] = (
-        None
-    )
+    response_format: Annotated[
+        ResponseFormat | None,
+        must_be('an object like {"type": "json_object"}, whose type is text, json_object or json_schema'),
+    ] = None
     structured_outputs: Annotated[
         StructuredFields | None, must_be('an object like {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}')
     ] = None

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from headstart.errors import RequestError
@@ -67,9 +68,7 @@ def _texts(front: Front, conversation: Conversation, caller: Caller) -> list[str
 
 async def _common(front: Front, texts: Sequence[str], *, special: bool, origin: str) -> list[int]:
     first, *others = [await front.encode(text, add_special_tokens=special, field=origin) for text in texts]
-    count = min(map(len, (first, *others)))
-    for tokens in others:
-        count = next((at for at in range(count) if first[at] != tokens[at]), count)
+    count = min((num_common(first, tokens) for tokens in others), default=len(first))
     if not count:
         raise RequestError(
             f"nothing of {origin} stays the same whatever follows: there is nothing to keep",
@@ -77,3 +76,8 @@ async def _common(front: Front, texts: Sequence[str], *, special: bool, origin: 
             code="invalid_value",
         )
     return first[:count]
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are equal."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

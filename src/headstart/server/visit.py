@@ -19,9 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.cache import MissReport
 from headstart.engine.choices import leader_of
 from headstart.engine.request import FinishReason
+from headstart.server.errors import is_anthropic
 from headstart.server.generation import Generation
 
 REQUEST_ID_HEADER = "x-request-id"
+ANTHROPIC_REQUEST_ID_HEADER = "request-id"
+"""What Anthropic's clients know an answer by, on Anthropic's routes."""
 _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _CLIENT_CLOSED_REQUEST = 499
 _MOST_WAITING = 256
@@ -182,7 +185,10 @@ class VisitMiddleware:
         async def told(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = visit.id
+                headers_out = MutableHeaders(scope=message)
+                headers_out[REQUEST_ID_HEADER] = visit.id
+                if is_anthropic(scope["path"]):
+                    headers_out[ANTHROPIC_REQUEST_ID_HEADER] = visit.id
                 status = message["status"]
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body"):

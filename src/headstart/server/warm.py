@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.engine.messages import EngineInfo
 from headstart.engine.request import SamplingParams
 from headstart.errors import RequestError
+from headstart.server.cache_usage import kept_tokens
 from headstart.server.chat_conversation import conversation_of
 from headstart.server.fields import ListOf, TokenIds, must_be
 from headstart.server.front import Front, Ticket, require_json
@@ -114,14 +114,7 @@ async def _whole(front: Front, ticket: Ticket, generation: Generation) -> WarmRe
         prompt_tokens=generation.num_prompt_tokens,
         cached_tokens=generation.num_cached_tokens,
         computed_tokens=generation.num_prompt_tokens - generation.num_cached_tokens,
-        kept_tokens=_findable(front.client.info, generation.num_prompt_tokens),
+        kept_tokens=kept_tokens(front.client.info, generation.num_prompt_tokens),
         retained_tokens=retained,
         retained_until=int(time.time() + asked.seconds) if asked is not None and retained else None,
     )
-
-
-def _findable(info: EngineInfo, num_tokens: int) -> int:
-    """How many tokens of a prompt that has ended are found: the `hash` index keeps whole blocks alone."""
-    if not info.enable_prefix_caching:
-        return 0
-    return num_tokens - num_tokens % info.block_size if info.prefix_index == "hash" else num_tokens

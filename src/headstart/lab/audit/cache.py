@@ -60,7 +60,10 @@ def _usage(cold: Usage, warm: Usage, streamed: Usage) -> Line:
             "one of the two ways counts wrongly: report it to the server's makers",
         )
     return Line(
-        name, Word.OK, f"0 is told on a miss, {warm.cached} of {warm.prompt} on a hit, streamed or not"
+        name,
+        Word.OK,
+        f"{cold.cached} of {cold.prompt} tokens cached are told of a new prompt, {warm.cached} when it is "
+        "repeated, streamed or not",
     )
 
 
@@ -74,8 +77,8 @@ def _hits(warm: Usage) -> Line:
         name,
         Word.FAIL,
         f"only {warm.cached} of {warm.prompt} tokens of a prompt that was sent twice",
-        "turn prefix caching on (vLLM: --enable-prefix-caching; SGLang: no --disable-radix-cache), or route "
-        "equal prompts to one replica",
+        "turn prefix caching on (headstart and vLLM: --enable-prefix-caching; SGLang: no "
+        "--disable-radix-cache), or route equal prompts to one replica",
     )
 
 
@@ -113,8 +116,7 @@ def _salts(target: Target) -> Line:
             f"{different.cached}",
             "see whether equal prompts hit at all",
         )
-    # What every chat begins with (a system prompt of the template's own) is not behind the salt's boundary
-    # in no server that is right: it must be 0.
+    # Not even what every chat begins with, a system prompt of the template's own, may be a hit: it must be 0.
     if different.cached:
         return Line(
             name,

@@ -37,7 +37,12 @@ def check_room(target: Target) -> Iterator[Line]:
     try:
         counted = target.counted()
     except MetricsError as error:
-        yield Line("metrics", Word.UNKNOWN, str(error), "give --admin-api-key, or the operators' port as URL")
+        yield Line(
+            "metrics",
+            Word.UNKNOWN,
+            str(error),
+            "headstart: --admin-api-key, if it has one, and --metrics-url, if it has an --admin-port",
+        )
         return
     config = _config(counted)
     prompt = counted.mean(("vllm_request_prompt_tokens", "sglang_prompt_tokens_histogram"))

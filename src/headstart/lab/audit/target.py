@@ -43,7 +43,8 @@ class Target:
     """One server.  Close it, or use it in a ``with``.
 
     ``api_key`` is sent with every request, ``other_api_key`` where another caller is played, and
-    ``admin_api_key`` to read the metrics.  ``model`` is the first that is listed unless given.
+    ``admin_api_key`` to read the metrics, which are at ``metrics`` unless at the server's own address.
+    ``model`` is the first that is listed unless given.
 
     Raises `AuditError` for a server that is not there, or lists no model.
     """
@@ -56,10 +57,12 @@ class Target:
         api_key: str | None = None,
         other_api_key: str | None = None,
         admin_api_key: str | None = None,
+        metrics: str | None = None,
         timeout: float = 120.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         page = metrics_url(url)
+        self._metrics = page if metrics is None else metrics_url(metrics)
         self.url = str(page.copy_with(path=page.path.removesuffix("/metrics"))).rstrip("/")
         self.api_key = api_key
         self.other_api_key = other_api_key
@@ -146,7 +149,7 @@ class Target:
     def counted(self) -> Window:
         """What its metrics have counted since its start.  Raises ``MetricsError`` if they cannot be read."""
         with Scraper(
-            metrics_url(self.url),
+            self._metrics,
             api_key=self._admin_api_key,
             timeout=self._timeout,
             transport=self._transport,
@@ -168,6 +171,9 @@ class Target:
 
     def _models(self) -> list[dict[str, Any]]:
         response = self._send("GET", "/v1/models", None, key=self.api_key)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            what = "wants a key: give --api-key" if self.api_key is None else "does not know this --api-key"
+            raise AuditError(f"{self.url} {what} ({_reason(response)})")
         if response.is_error:
             raise RefusedError("/v1/models", response.status_code, _reason(response))
         listed = _object(response).get("data")

@@ -129,11 +129,13 @@ def _tools(target: Target, first: Sequence[int]) -> Line:
         return Line(name, Word.OK, "tools in another order give the same tokens")
     turned = json.loads(json.dumps(_TOOLS, sort_keys=True))
     keys = target.tokens([_SYSTEM, _USER], generation_prompt=True, tools=turned)
-    also = "" if keys == forth else ", and so does the order of keys in their schemas"
+    also = (
+        "" if keys == forth else "; with the keys of their schemas in another order, the prompt differs, too"
+    )
     return Line(
         name,
         Word.WARN,
-        f"tools in another order share {num_common(forth, back)} of {len(forth)} tokens{also}",
+        f"with the tools in another order, {num_common(forth, back)} of {len(forth)} tokens stay a hit{also}",
         "send the same tools in the same order, and schemas made by one serialiser, in every request",
     )
 

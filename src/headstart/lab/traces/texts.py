@@ -35,7 +35,7 @@ class PromptReader:
     def of(cls, name: str | None, progress: Progress | None = None) -> PromptReader:
         """`from_model`; for None the embedded model's tokenizer with ChatML, for a model that is not known.
 
-        The embedded model's own template would leave out tools, and add a system prompt of its own.
+        The embedded model's own template would add a system prompt of its own, and tools in Hermes' words.
         """
         if name is not None:
             return cls.from_model(name, progress)
