@@ -258,6 +258,12 @@ def test_a_token_that_was_not_allowed_is_an_error_that_stays(
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": {"multipleOf": 1_000_003}}, "multipleOf 1000003"),
         ({"grammar": r'start: %json {"type": "integer", "multipl\u0065Of": 1000003}'}, "multipleOf 1000003"),
+        ({"json": {"allOf": [{"multipleOf": 499}, {"multipleOf": 503}]}}, "least common multiple"),
+        (
+            {"grammar": r'start: %json {"multipleOf": 499, "\u0061nyOf": [{"multipleOf": 503}]}'},
+            "least common",
+        ),
+        ({"json": {"allOf": [{"multipleOf": 1.001}, {"multipleOf": 1.003}]}}, "least common multiple"),
         ({"json": {"$ref": "#"}}, "cannot be matched by any text"),
         ({"json": {}, "whitespace_pattern": "("}, "cannot be compiled"),
     ],
@@ -272,6 +278,15 @@ def test_what_cannot_be_compiled_is_refused_with_a_sentence(
     assert str(caught.value).startswith("guided ")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_multiples_that_have_a_small_one_in_common_may_be_combined(grammars: Grammars) -> None:
+    schema = {"allOf": [{"type": "number", "multipleOf": number} for number in (0.01, 5, 12, 1000)]}
+    assert allowed(grammars.matcher(StructuredOutputs(json=schema), [EOS]))
+    long = f'start: %json {{"allOf": [{{"multipleOf": 1.{"0" * 5000}1}}]}}'
+    assert allowed(grammars.matcher(StructuredOutputs(grammar=long), [EOS]))
+    apart = {"properties": {"a": {"multipleOf": 499}, "b": {"multipleOf": 503}}}
+    assert allowed(grammars.matcher(StructuredOutputs(json=apart), [EOS]))
 
 
 def test_what_cannot_be_enforced_is_ignored_if_that_is_wanted(grammars: Grammars) -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable
+from decimal import Decimal
+from fractions import Fraction
 from functools import cached_property
+from math import lcm
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_MULTIPLE = 10_000
-"""The largest ``multipleOf`` of a schema: one state is needed for each remainder, times some."""
+"""The largest ``multipleOf`` of a schema: one state is needed for each remainder, times some.
+
+Where a number may have to be a multiple of several, one for each of their least common multiple's.
+"""
 WHITESPACE = r"[ \n\r\t]{1,32}"
 """Between the parts of JSON, where a schema's user says nothing else."""
 
@@ -38,6 +44,7 @@ _LIMITS = LLParserLimits(
 )
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)')
+_COMBINING = re.compile(r'"(?:allOf|anyOf|oneOf|patternProperties|\$ref|\$dynamicRef)"')
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _LONGEST_COMPLAINT = 300
 
@@ -188,9 +195,21 @@ def _schema(wanted: StructuredOutputs, text: str) -> str:
 
 def _check_multiples(wanted: StructuredOutputs, text: str) -> None:
     least = 1 / MAX_MULTIPLE
-    for number in _MULTIPLE.findall(text):
+    numbers = dict.fromkeys(_MULTIPLE.findall(text))
+    for number in numbers:
         if not least <= float(number) <= MAX_MULTIPLE:
             raise wanted.error(f"has multipleOf {number[:20]}; it may be between {least} and {MAX_MULTIPLE}")
+    if _COMBINING.search(text) is None:
+        return
+    # Which of them meet in one number is not worked out: any two of a schema that combines schemas may.
+    exact = [Fraction(Decimal(number)) for number in numbers]
+    whole = lcm(*(one.denominator for one in exact))
+    common = Fraction(lcm(*(int(one * whole) for one in exact)), whole)
+    if len(exact) > 1 and common.numerator > MAX_MULTIPLE:
+        raise wanted.error(
+            "has several multipleOf, and schemas that can be combined; then their least common multiple may "
+            f"be at most {MAX_MULTIPLE}, without its decimal point"
+        )
 
 
 def _lark(wanted: StructuredOutputs, grammar: str) -> str:
