@@ -87,7 +87,7 @@ def test_who_asks_before_sending_is_told_not_to(tiny_server: Server) -> None:
         (GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
         (GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n", 200),
         (GET + b"Content-Length: 9\r\n\r\nand a body", 200),
-        (b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405),
+        (b"PUT /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405),
         (b"GET /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"GET /health HTTP/1.1\r\nHost: [\r\n\r\n", 200),
         (b"GET /nothing HTTP/1.1\r\nHost: [\r\n\r\n", 404),

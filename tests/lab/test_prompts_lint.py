@@ -338,9 +338,13 @@ def test_with_a_template_the_prompt_is_the_models_own(smollm2: ModelFiles) -> No
     text = body(f"Trace {UUID} {RULE_TEXT}", tools=[tool("add", f"Span {UUID}")])
     report = Linter(reader, with_template=True).lint("file", text)
     by_part = {p.part: p for p in report.problems if p.rule == "HS002"}
-    # This model's template says nothing of tools: they cost nothing.
-    assert by_part["tools[0].function.description"].num_lost is None
-    assert by_part["messages[0].content"].num_lost is not None
+    # This model is told of its tools behind the system prompt: all of them are lost with what varies in that,
+    # and so little comes after them that a span there is not worth a word.
+    assert set(by_part) == {"messages[0].content"}
+    without = {p.part: p for p in Linter(reader).lint("file", text).problems if p.rule == "HS002"}
+    lost = without["messages[0].content"].num_lost
+    assert lost is not None
+    assert (by_part["messages[0].content"].num_lost or 0) > lost
     assert report.sharing[0].num_total == len(reader.body_tokens(json.loads(text)))
 
 

@@ -65,14 +65,19 @@ def test_what_was_refused_has_a_line_with_its_id() -> None:
     assert "request mine" in line_of(record(request_id="mine", answer_id="cmpl-1a", prompt_tokens=1))
 
 
-def test_a_path_cannot_forge_a_line() -> None:
-    line = line_of(record(path="/v1/x\nINFO forged\x1b[31m"))
-    assert "\n" not in line
-    assert "\x1b" not in line
-
-
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "headstart.server.access_log"]
+
+
+def test_a_path_cannot_forge_a_line_nor_tell_a_secret(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    client.post("/v1/x%0aINFO%20forged%1b[31m")
+    client.get(f"/v1/models/{SECRET}")
+    (forged, told) = lines(caplog)
+    assert forged.startswith("POST (no route) 404 in ")
+    assert told.startswith("GET /v1/models/{name} 404 in ")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,7 +9,6 @@ import logging
 from collections import Counter
 
 from headstart.cache import MissReason
-from headstart.errors import shown
 from headstart.server.visit import VisitRecord
 
 logger = logging.getLogger(__name__)
@@ -23,8 +22,7 @@ def write(record: VisitRecord) -> None:
 
 def line_of(record: VisitRecord) -> str:
     """``POST /v1/completions 200 in 0.91 s, cmpl-1a: 812 prompt tokens, 640 cached, 171 diverged, …``."""
-    path = record.path if record.path.isascii() and record.path.isprintable() else shown(record.path)
-    line = f"{record.method} {path[:200]} {record.status} in {record.seconds:.2f} s"
+    line = f"{record.method} {record.path} {record.status} in {record.seconds:.2f} s"
     if record.answer_id is None:
         return f"{line}, request {record.request_id}"
     line += f", {record.answer_id}"

@@ -27,6 +27,7 @@ ANTHROPIC_REQUEST_ID_HEADER = "request-id"
 """What Anthropic's clients know an answer by, on Anthropic's routes."""
 _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _CLIENT_CLOSED_REQUEST = 499
+NO_ROUTE = "(no route)"
 _MOST_WAITING = 256
 """Visits that are over and wait for their reports; an engine that died may owe some for ever."""
 
@@ -39,7 +40,7 @@ class Visit:
     """
 
     method: str = "POST"
-    path: str = "/"
+    path: str = NO_ROUTE
     client_id: str | None = None
     traceparent: str | None = None
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -176,7 +177,6 @@ class VisitMiddleware:
         client_id = headers.get(REQUEST_ID_HEADER, "")
         visit = scope["headstart.visit"] = Visit(
             method=scope["method"],
-            path=scope["path"],
             client_id=client_id if _REQUEST_ID.fullmatch(client_id) else None,
             traceparent=headers.get("traceparent"),
         )
@@ -197,7 +197,16 @@ class VisitMiddleware:
         try:
             await self._app(scope, receive, told)
         finally:
+            visit.path = self._route(scope)
             self._visits.over(visit)
+
+    def _route(self, scope: Scope) -> str:
+        """The path of one of our routes; what else a stranger asks for is his, and may be a secret."""
+        route = scope.get("route")
+        if route is not None:
+            return str(route.path_format)
+        known = {getattr(each, "path", None) for each in scope["app"].routes} if "app" in scope else set()
+        return scope["path"] if scope["path"] in known else NO_ROUTE
 
 
 def visit_of(request: Request) -> Visit:
