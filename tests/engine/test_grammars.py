@@ -265,6 +265,11 @@ def test_a_token_that_was_not_allowed_is_an_error_that_stays(
         ),
         ({"json": {"allOf": [{"multipleOf": 1.001}, {"multipleOf": 1.003}]}}, "least common multiple"),
         ({"json": {"$ref": "#"}}, "cannot be matched by any text"),
+        ({"grammar": 'start: "a" start'}, "cannot be used"),
+        (
+            {"json": {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(1500)}}},
+            "items",
+        ),
         ({"json": {}, "whitespace_pattern": "("}, "cannot be compiled"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else next(iter(value)),

@@ -76,9 +76,14 @@ class Grammars:
             raise wanted.error(f"cannot be compiled: {_sentence(compiled.get_error(), wanted)}")
         matcher = GrammarMatcher(compiled, ends, frozenset(stop_token_ids))
         try:
-            matcher.allowed(may_end=True)
+            bits = matcher.allowed(may_end=True)
         except EngineError as error:
             raise wanted.error(f"cannot be matched by any text: {error}") from error
+        # Some grammars are too large only from their first token on.
+        begun = matcher.copy()
+        begun.accept(_first_token(bits))
+        if begun.error is not None:
+            raise wanted.error(f"cannot be used: {begun.error}")
         return matcher
 
     @cached_property
@@ -241,6 +246,12 @@ def _sentence(complaint: str, wanted: StructuredOutputs) -> str:
     if wanted.grammar is None:
         text = re.sub(r"^at \d+\(\d+\): ", "", text)
     return text[:_LONGEST_COMPLAINT].strip()
+
+
+def _first_token(bits: bytes) -> int:
+    """The lowest of the tokens that are allowed, of which there is one."""
+    place = next(place for place, byte in enumerate(bits) if byte)
+    return 8 * place + (bits[place] & -bits[place]).bit_length() - 1
 
 
 def _clear(bits: bytearray, tokens: Iterable[int]) -> None:
