@@ -157,7 +157,7 @@ class Visits:
         for generation in visit.generations:
             del self._by_request[generation.request_id]
         record = visit.record()
-        visit.generations.clear()  # the web server may keep the request's scope, and so the visit, for a while
+        visit.generations.clear()  # the web server may keep the scope, and so the visit, for a while
         for observer in self._observers:
             observer(record)
 
