@@ -203,6 +203,28 @@ def test_keys_that_share_are_found() -> None:
     assert "of a prompt that only the first has sent" in why
 
 
+def test_a_server_that_has_just_started_has_counted_nothing() -> None:
+    page = "\n".join(
+        f"{one.rsplit(' ', 1)[0]} 0"
+        if one.startswith(("vllm:request", "headstart:prefix_cache_miss"))
+        else one
+        for one in HEADSTART.splitlines()
+    ).format(block_size=16, num_blocks=1000, index="hash", preemptions=0, waiting=0)
+    asked: list[str] = []
+    server = Server()
+
+    def fresh(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(200, text=page) if request.url.path == "/metrics" else server(request)
+
+    with Target(URL, transport=httpx.MockTransport(fresh)) as target:
+        found = audit(target, today=TODAY)
+    assert asked.index("/metrics") < asked.index("/v1/chat/completions")  # else it would count our own
+    assert line(found, "block size against prompts")[0] is Word.UNKNOWN
+    assert line(found, "room for KV") == (Word.OK, "16,000 tokens; no request has ended yet")
+    assert line(found, "evictions")[0] is not Word.WARN
+
+
 def test_the_metrics_may_be_elsewhere() -> None:
     server = Server()
 
