@@ -58,6 +58,7 @@ class Server:
     tokenizes: bool = True
     metrics: dict[str, Any] | None = field(default_factory=dict)
     max_model_len: int = 4096
+    own_beginning: int = 0  # characters that every key has cached itself
     known: set[tuple[Any, str]] = field(default_factory=set)
     seen: list[httpx.Request] = field(default_factory=list)
 
@@ -96,6 +97,8 @@ class Server:
             key if self.isolates_keys else None,
         )
         cached = (len(text) - 1) // 16 * 16 if self.caches and (space, text) in self.known else 0
+        if body.get("cache_salt") is None:
+            cached = max(cached, self.own_beginning)
         self.known.add((space, text))
         usage: dict[str, Any] = {"prompt_tokens": len(text)}
         stream = body.get("stream", False)
@@ -238,6 +241,18 @@ def test_the_metrics_may_be_elsewhere() -> None:
     with Target(URL, transport=httpx.MockTransport(at_two_ports)) as target:
         (unknown,) = [one for one in audit(target, today=TODAY).lines if one.name == "metrics"]
     assert "--metrics-url" in unknown.change
+
+
+def long_opening(messages: list[Any], tools: Any, opened: bool) -> str:
+    return "<system>You are a helpful assistant." + plain(messages, tools, opened)
+
+
+def test_what_the_other_keys_own_chats_begin_with_is_no_leak() -> None:
+    server = Server(template=long_opening, keys=("a", "b"), isolates_keys=True, own_beginning=32)
+    found = audited(server, api_key="a", other_api_key="b")
+    word, why = line(found, "isolation by key")
+    assert word is Word.OK
+    assert why.endswith("the other 32 (as its own chats begin)")
 
 
 def test_few_conversations_fit() -> None:
