@@ -58,6 +58,7 @@ class Server:
     tokenizes: bool = True
     metrics: dict[str, Any] | None = field(default_factory=dict)
     max_model_len: int = 4096
+    own_beginning: int = 0  # characters that every key has cached itself
     known: set[tuple[Any, str]] = field(default_factory=set)
     seen: list[httpx.Request] = field(default_factory=list)
 
@@ -96,6 +97,8 @@ class Server:
             key if self.isolates_keys else None,
         )
         cached = (len(text) - 1) // 16 * 16 if self.caches and (space, text) in self.known else 0
+        if body.get("cache_salt") is None:
+            cached = max(cached, self.own_beginning)
         self.known.add((space, text))
         usage: dict[str, Any] = {"prompt_tokens": len(text)}
         stream = body.get("stream", False)
@@ -203,6 +206,28 @@ def test_keys_that_share_are_found() -> None:
     assert "of a prompt that only the first has sent" in why
 
 
+def test_a_server_that_has_just_started_has_counted_nothing() -> None:
+    page = "\n".join(
+        f"{one.rsplit(' ', 1)[0]} 0"
+        if one.startswith(("vllm:request", "headstart:prefix_cache_miss"))
+        else one
+        for one in HEADSTART.splitlines()
+    ).format(block_size=16, num_blocks=1000, index="hash", preemptions=0, waiting=0)
+    asked: list[str] = []
+    server = Server()
+
+    def fresh(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(200, text=page) if request.url.path == "/metrics" else server(request)
+
+    with Target(URL, transport=httpx.MockTransport(fresh)) as target:
+        found = audit(target, today=TODAY)
+    assert asked.index("/metrics") < asked.index("/v1/chat/completions")  # else it would count our own
+    assert line(found, "block size against prompts")[0] is Word.UNKNOWN
+    assert line(found, "room for KV") == (Word.OK, "16,000 tokens; no request has ended yet")
+    assert line(found, "evictions")[0] is not Word.WARN
+
+
 def test_the_metrics_may_be_elsewhere() -> None:
     server = Server()
 
@@ -216,6 +241,18 @@ def test_the_metrics_may_be_elsewhere() -> None:
     with Target(URL, transport=httpx.MockTransport(at_two_ports)) as target:
         (unknown,) = [one for one in audit(target, today=TODAY).lines if one.name == "metrics"]
     assert "--metrics-url" in unknown.change
+
+
+def long_opening(messages: list[Any], tools: Any, opened: bool) -> str:
+    return "<system>You are a helpful assistant." + plain(messages, tools, opened)
+
+
+def test_what_the_other_keys_own_chats_begin_with_is_no_leak() -> None:
+    server = Server(template=long_opening, keys=("a", "b"), isolates_keys=True, own_beginning=32)
+    found = audited(server, api_key="a", other_api_key="b")
+    word, why = line(found, "isolation by key")
+    assert word is Word.OK
+    assert why.endswith("the other 32 (as its own chats begin)")
 
 
 def test_few_conversations_fit() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from headstart.errors import HeadstartError
 from headstart.lab.audit import Line, Target, Word
@@ -91,10 +92,18 @@ def audit(
 
 
 def _show(line: Line, console: Console) -> None:
-    word = f"[{_COLOURS[line.word]}]{line.word:<7}[/]"
-    console.print(f"{word}  [bold]{line.name}[/]: {escape(line.why)}", soft_wrap=not console.is_terminal)
+    said = [f"[bold]{line.name}[/]: {escape(line.why)}"]
     if line.change and line.word is not Word.OK:
-        console.print(f"         [dim]→ {escape(line.change)}[/]", soft_wrap=not console.is_terminal)
+        said.append(f"[dim]→ {escape(line.change)}[/]")
+    words = [f"[{_COLOURS[line.word]}]{line.word:<7}[/]", *[" " * 7] * (len(said) - 1)]
+    if not console.is_terminal:  # whole lines, for grep
+        for word, text in zip(words, said, strict=True):
+            console.print(f"{word}  {text}", soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 2))
+    for word, text in zip(words, said, strict=True):
+        grid.add_row(word, text)
+    console.print(grid)
 
 
 def _sum_up(lines: tuple[Line, ...], engine: str | None, console: Console) -> None:

@@ -136,7 +136,8 @@ def _keys(target: Target) -> Line:
     same, other = target.ask(prompt), target.ask(prompt, key=target.other_api_key)
     if same.cached is None or other.cached is None:
         return Line(name, Word.UNKNOWN, "no answer says how many tokens were cached")
-    if other.cached:
+    # What all chats begin with, a system prompt of the template's own, the other key may have cached itself.
+    if other.cached >= ENOUGH * other.prompt:
         return Line(
             name,
             Word.FAIL,
@@ -150,10 +151,12 @@ def _keys(target: Target) -> Line:
             name,
             Word.WARN,
             f"the same key hits {same.cached} of {same.prompt} tokens, so it proves nothing that the "
-            "other hits 0",
+            f"other hits {other.cached}",
             "see whether equal prompts hit at all",
         )
-    return Line(name, Word.OK, f"the same key hits {same.cached} of {same.prompt} tokens, the other 0")
+    own = " (as its own chats begin)" if other.cached else ""
+    hits = f"the same key hits {same.cached} of {same.prompt} tokens, the other {other.cached}{own}"
+    return Line(name, Word.OK, hits)
 
 
 def _open(target: Target) -> Line:

@@ -33,17 +33,15 @@ class _Config:
 
 
 def check_room(target: Target) -> Iterator[Line]:
-    """Block size, KV memory and batching."""
+    """Block size, KV memory and batching.  The metrics are read now: later they count our requests."""
     try:
-        counted = target.counted()
+        return _lines(target, target.counted())
     except MetricsError as error:
-        yield Line(
-            "metrics",
-            Word.UNKNOWN,
-            str(error),
-            "headstart: --admin-api-key, if it has one, and --metrics-url, if it has an --admin-port",
-        )
-        return
+        advice = "headstart: --admin-api-key, if it has one, and --metrics-url, if it has an --admin-port"
+        return iter([Line("metrics", Word.UNKNOWN, str(error), advice)])
+
+
+def _lines(target: Target, counted: Window) -> Iterator[Line]:
     config = _config(counted)
     prompt = counted.mean(("vllm_request_prompt_tokens", "sglang_prompt_tokens_histogram"))
     yield _block_size(config, prompt)
@@ -113,8 +111,8 @@ def _evictions(counted: Window) -> Line:
             "more KV memory, or a smaller --max-num-seqs",
         )
     missed = counted.by_label(MISS_TOKENS, "reason")
-    if missed:
-        share = missed.get("evicted", 0.0) / sum(missed.values())
+    if num_missed := sum(missed.values()):
+        share = missed.get("evicted", 0.0) / num_missed
         why = f"{share:.1%} of the computed prompt tokens were cached before and given up"
         if share <= MANY_EVICTED:
             return Line(name, Word.OK, why)
