@@ -263,7 +263,7 @@ class Crowd:
         self.findings.demand(fine, f"{path} was answered {status}: {text[:300]}")
         if status in (429, 503):
             told = answer.headers.get("retry-after", "")
-            self.findings.demand(told.isdecimal(), f"{path} was answered {status} without Retry-After")
+            self.findings.demand(told.isdecimal(), f"{path}: a {status} without Retry-After")
             await asyncio.sleep(0.5)
 
     def _or_not(self) -> bool:

@@ -33,8 +33,8 @@ class Findings:
     faults: list[str] = field(default_factory=list)
 
     def demand(self, condition: bool, fault: str) -> None:
-        """Note the fault unless the condition holds."""
-        if not condition and len(self.faults) < MAX_FAULTS:
+        """Note the fault, once, unless the condition holds."""
+        if not condition and fault not in self.faults and len(self.faults) < MAX_FAULTS:
             self.faults.append(fault)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,7 @@ import pytest
 from headstart.errors import ConfigError, EngineDeadError
 from headstart.server import listen
 from headstart.server.app import build_app
-from headstart.server.listen import HttpServer, bind, url_of
+from headstart.server.listen import HttpServer, allow_connections, bind, url_of
 
 ASK = {"prompt": "hi", "stream": True}
 
@@ -290,3 +291,18 @@ def test_who_does_not_read_the_answer_counts_as_gone(engine: Any, monkeypatch: p
             await serving
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("hard", "allowed"),
+    [(900, 900), (65_536, 65_536), (1_048_576, 65_536), (resource.RLIM_INFINITY, 65_536)],
+)
+def test_as_many_connections_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch, hard: int, allowed: int
+) -> None:
+    limits: list[tuple[int, int]] = [(512, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _kind, pair: limits.append(pair))
+    allow_connections()
+    allow_connections()
+    assert limits == [(512, hard), (allowed, hard)]

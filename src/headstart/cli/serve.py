@@ -41,7 +41,7 @@ from headstart.server import access_log as log_of_requests
 from headstart.server import private_log
 from headstart.server.access import Access
 from headstart.server.app import build_apps
-from headstart.server.listen import GRACE_SECONDS, HttpServer, bind, url_of
+from headstart.server.listen import GRACE_SECONDS, HttpServer, allow_connections, bind, url_of
 from headstart.server.ports import ByPort
 from headstart.server.private_log import PrivateFormatter
 from headstart.text import ChatTemplate, Tokenizer
@@ -525,6 +525,7 @@ def serve(
         _start_logging(requests=access_log)
         hide_keys([*(api_key or ()), *(admin_api_key or ())])
         access = Access(server)
+        allow_connections()
         with ExitStack() as until_the_end:
             sock = until_the_end.enter_context(bind(host, port))
             admin_sock = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +23,7 @@ from headstart.server.errors import describe
 GRACE_SECONDS = 5.0  # well within the ten that container runtimes wait before they kill
 LAST_WORDS_SECONDS = 1.0  # for the errors of requests that grace did not suffice for
 HEADER_SECONDS = 30.0  # from one answer, or the connection's beginning, to the next request's headers
+MAX_DESCRIPTORS = 65_536
 UNREAD_SECONDS = 60  # of not taking an answer that is there for it, after which a client counts as gone
 
 
@@ -35,7 +37,7 @@ def bind(host: str, port: int, *, kind: str = "") -> socket.socket:
         family, type_, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ConfigError(f"--{kind}host {host!r} is no address: {error.strerror}") from error
-    sock = socket.socket(family, type_, protocol)
+    sock = _Listener(family, type_, protocol)
     # Connections of a server that just ended linger for a minute; they must not keep its successor out.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Both pass on to accepted connections: what nobody reads, and clients that vanished without a word.
@@ -47,6 +49,38 @@ def bind(host: str, port: int, *, kind: str = "") -> socket.socket:
         sock.close()
         raise _cannot_listen(host, port, error, kind) from error
     return sock
+
+
+class _Listener(socket.socket):
+    """A listening socket for asyncio, which goes on accepting even when there are no descriptors left.
+
+    It says so, puts the next try off for a second, and then tries some thousand times more, each time to say
+    so and to put it off.  Here the second of these tries ends it.
+    """
+
+    _exhausted = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        if self._exhausted:
+            self._exhausted = False
+            raise BlockingIOError
+        try:
+            return super().accept()
+        except OSError as error:
+            self._exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
+            raise
+
+
+def allow_connections() -> None:
+    """Raise this process's bound on open descriptors, each connection being one, as far as it may be.
+
+    The usual 1,024 is there for programs that use ``select``.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def url_of(sock: socket.socket) -> str:

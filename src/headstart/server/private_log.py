@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import traceback
 from types import TracebackType
@@ -52,6 +53,11 @@ def log_privately(loop: asyncio.AbstractEventLoop) -> None:
     """Let ``loop`` tell of exceptions that nobody awaits as the rest does; its own way quotes them."""
 
     def told(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        match context.get("exception"):
+            case OSError(errno=errno.EMFILE | errno.ENFILE) as error:
+                # asyncio tries again after a second, and says so each time.
+                logger.error("no connection can be taken at present: %s (see ulimit -n)", error.strerror)
+                return
         # "Exception in callback name(arguments) at …": what stands between the parentheses may be anything.
         logger.error("%s", context["message"].partition("(")[0], exc_info=context.get("exception"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sized
@@ -28,7 +29,13 @@ FAULTS = (
     MemoryError,
 )
 
-_MAX_REPEATED = 2**24  # characters or entries
+_MAX_REPEATED = 2**20  # characters or entries
+_MAX_INDENT = 16
+_WIDE_PERCENT = re.compile(r"%[^A-Za-z%]*([0-9]{5}|\*)")
+_WIDE_FORMAT = re.compile(r"\{[^}]*[0-9]{5}")
+_PADDING = {"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"}  # methods of strings
+_FOR_PAGES = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr")
+"""Filters that no prompt needs, and each of which can take minutes or gigabytes at once."""
 _MAX_BITS = 2**16  # of a number
 
 
@@ -52,7 +59,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """
 
     # A power or a repetition is one instruction, which no clock interrupts.
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
@@ -63,6 +70,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise_exception=_raise_exception, strftime_now=lambda pattern: now().strftime(pattern)
         )
         self.filters["tojson"] = _to_json
+        for name in _FOR_PAGES:
+            del self.filters[name]
+        del self.globals["lipsum"]
 
     def allow(self, seconds: float) -> None:
         """From now on, so much time for what this thread renders."""
@@ -85,6 +95,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Jinja's own, while there is time: macros can call themselves without a loop."""
         _ = self.tick
+        method = getattr(obj, "__wrapped__", obj)  # jinja wraps str.format
+        text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(text, str) and name in _PADDING:
+            given = (*args, *kwargs.values())
+            wide = name.startswith("format") and _WIDE_FORMAT.search(text)
+            if wide or any(isinstance(each, int) and each > _MAX_REPEATED for each in given):
+                raise jinja2.TemplateError(f"the result of {name} is too large")
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -98,6 +115,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 too_large = len(left) * right > _MAX_REPEATED
             case "*", int(), Sized():
                 too_large = left * len(right) > _MAX_REPEATED
+            case "%", str(), _:
+                too_large = _WIDE_PERCENT.search(left) is not None
             case _:
                 too_large = False
         if too_large:
@@ -117,6 +136,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON; jinja's own filter escapes HTML, which a prompt must not."""
+    if indent is not None and indent > _MAX_INDENT:
+        raise jinja2.TemplateError(f"tojson indents by at most {_MAX_INDENT}")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
