@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 MIB = 2**20
 COMPLETIONS = "/v1/completions"
 LONG = 15_000
+
+
 HI = {"messages": [{"role": "user", "content": "hi"}]}
+ROUTES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "hi"},
+    "/v1/chat/completions": HI,
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**HI, "model": "tiny", "max_tokens": 5},
+    "/v1/cache/warm": HI,
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +64,17 @@ def address(server: Server) -> tuple[str, int]:
 def memory(server: Server) -> int:
     size: int = psutil.Process(server.process.pid).memory_info().rss
     return size
+
+
+def check_refusal(answer: httpx.Response, route: str, status: int, kind: str, anthropic: str) -> None:
+    assert answer.status_code == status, (route, answer.text)
+    assert int(answer.headers["retry-after"]) > 0
+    reply = answer.json()
+    if route == "/v1/messages":
+        assert (reply["type"], reply["error"]["type"]) == ("error", anthropic)
+    else:
+        assert set(reply["error"]) == {"message", "type", "param", "code"}
+        assert reply["error"]["type"] == kind
 
 
 async def streams_at_once(server: Server, count: int) -> list[bytes]:
@@ -195,3 +215,23 @@ def is_refused(server: Server) -> bool:
             return False
     except ConnectionRefusedError:
         return True
+
+
+def test_who_comes_too_much_is_told_when_to_come_again(start: Any) -> None:
+    running = {"prompt": "hi", "max_tokens": LONG, "ignore_eos": True, "stream": True}
+    with start("--max-num-seqs", "1", "--max-queue", "1") as server:
+        with (
+            server.http.stream("POST", COMPLETIONS, json=running) as runs,
+            server.http.stream("POST", COMPLETIONS, json=running),
+        ):
+            lines = runs.iter_lines()  # whoever drops it, leaves
+            next(lines)
+            for route, body in ROUTES.items():
+                for stream in ({}, {"stream": True}) if route != "/v1/cache/warm" else ({},):
+                    answer = server.http.post(route, json=body | stream)
+                    check_refusal(answer, route, 429, "rate_limit_error", "rate_limit_error")
+        server.until_idle()
+        server.engine.kill()
+        wait_until(lambda: server.http.get("/health").status_code == 503)
+        for route, body in ROUTES.items():
+            check_refusal(server.http.post(route, json=body), route, 503, "server_error", "overloaded_error")
