@@ -47,11 +47,10 @@ from bench.soaking.watching import (
     descriptors,
     kill_engines,
     resident_mib,
-    server_pid,
     until_quiet,
 )
 from headstart.lab.load.family import family
-from headstart.lab.load.local import running_server, serve_command
+from headstart.lab.load.local import running, serve_command
 from headstart.lab.load.machine import describe_machine
 from headstart.lab.load.publish import record
 
@@ -71,6 +70,7 @@ Told = Callable[[float], object]
 
 
 async def soak(
+    server: int,
     base_url: str,
     keys: list[str],
     admin: Mapping[str, str],
@@ -79,8 +79,11 @@ async def soak(
     seed: int,
     told: Told,
 ) -> None:
-    """Let the crowd in, and look at what it leaves behind; ``told`` hears how many seconds have passed."""
-    server, loop = server_pid(), asyncio.get_running_loop()
+    """Let the crowd in, and look at what it leaves behind in the process ``server``.
+
+    ``told`` hears how many seconds have passed.
+    """
+    loop = asyncio.get_running_loop()
     outages, seconds = Outages(), findings.minutes * 60
     once = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S, limits=once, trust_env=False) as http:
@@ -115,9 +118,9 @@ async def soak(
     findings.demand(findings.twins_with_hits > 0, "no sampled answer was from the cache")
 
 
-def ended(findings: Findings) -> None:
-    """Tell the server to end, and see that it does, with all that it started."""
-    server, begun = server_pid(), time.monotonic()
+def ended(server: int, findings: Findings) -> None:
+    """Tell the process ``server`` to end, and see that it does, with all that it started."""
+    begun = time.monotonic()
     members = family(server)
     os.kill(server, signal.SIGTERM)
     status = os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
@@ -149,10 +152,11 @@ def soaked(model: str, findings: Findings, *, kills: int, seed: int, told: Told)
         files = ("--api-key-file", str(key_file), "--admin-api-key-file", str(admin_file))
         command = serve_command(model, "--served-model-name", NAME, *NARROW, *files)
         # The shell becomes the server, whose log is to be read.
-        with running_server(["sh", "-c", 'exec "$@" 2>"$0"', str(log), *command]) as base_url:
+        with running(["sh", "-c", 'exec "$@" 2>"$0"', str(log), *command]) as server:
+            base_url = server.address(600.0)
             bearer = {"Authorization": f"Bearer {admin}"}
-            asyncio.run(soak(base_url, keys, bearer, findings, kills, seed, told))
-            ended(findings)
+            asyncio.run(soak(server.pid, base_url, keys, bearer, findings, kills, seed, told))
+            ended(server.pid, findings)
         read_log(log.read_text(), findings)
 
 

@@ -19,11 +19,6 @@ from headstart.lab.load.family import family
 PATIENCE_S = 300.0  # in which every answer must have come, on any machine
 
 
-def server_pid() -> int:
-    """The server that we have started: our one child."""
-    return next(member.pid for member in family(os.getpid())[1:])
-
-
 def engine_pid(server: int) -> int | None:
     """The process that has the model; None while there is none."""
     return next((member.pid for member in family(server)[1:]), None)

@@ -102,8 +102,10 @@ def test_salts_do_not_share(tiny_server: Server) -> None:
         _, usage = ask(tiny_server, CHAT, "salted " + TEXT, stream=False, cache_salt=salt)
         return cached(usage)
 
-    assert [hits("a"), hits("b"), hits(None)] == [0, 0, 0]
-    assert all(count > 0 for count in (hits("a"), hits("b"), hits(None)))
+    one, other = "apart-one", "apart-other"
+    assert [hits(one), hits(other)] == [0, 0]
+    assert hits(None) < 10  # at most how every chat without a salt begins, which another test may have sent
+    assert all(count > 10 for count in (hits(one), hits(other), hits(None)))
 
 
 def test_several_prompts_are_several_choices(tiny_server: Server) -> None:

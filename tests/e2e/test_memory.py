@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partialmethod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +23,7 @@ from headstart.engine.supervisor import EngineSupervisor
 from headstart.server import protocol, replies
 from headstart.server.app import build_app
 from headstart.server.choice import Choice, Piece
+from headstart.server.explanations import Explanations
 from headstart.server.front import Ticket
 from headstart.server.generation import Generation
 from headstart.server.listen import HttpServer, bind, url_of
@@ -148,7 +150,13 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_clients_that_come_and_go_leave_nothing_behind(tiny_llama_dir: Path) -> None:
+def test_clients_that_come_and_go_leave_nothing_behind(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is kept of the last 4,096 prompts, to explain them, grows until there are so many.
+    few = partialmethod(Explanations.__init__, most=16)
+    monkeypatch.setattr(Explanations, "__init__", few)
+
     async def scene() -> None:
         async with house_of(tiny_llama_dir) as house:
             chance = random.Random(0)

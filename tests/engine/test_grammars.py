@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+import regex as newest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +75,7 @@ def test_a_regex_matches_from_beginning_to_end(
 ) -> None:
     matcher = grammars.matcher(StructuredOutputs(regex=regex), [EOS])
     text = text_of(tokenizer, walk(matcher, np.random.default_rng(seed)))
-    assert re.fullmatch(regex, text)
+    assert newest.fullmatch(regex, text)  # which knows digits that were added since this Python
 
 
 SCALARS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(

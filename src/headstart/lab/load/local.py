@@ -101,6 +101,11 @@ class LocalProcess:
         return address
 
     @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
     def has_ended(self) -> bool:
         """Whether the process is gone (what it started may be there still)."""
         return self._process.poll() is not None
