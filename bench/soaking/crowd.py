@@ -195,7 +195,8 @@ class Crowd:
         answer = await self._http.post(path, json=body, headers=self._key())
         self.findings.statuses[answer.status_code] += 1
         # Whether a prompt fits is the engine's to say.
-        fine = answer.status_code == 400 or (answer.status_code == 503 and self._outages.excuse(began))
+        told = answer.status_code in (400, 429)  # a full server need not look closer
+        fine = told or (answer.status_code == 503 and self._outages.excuse(began))
         self.findings.demand(fine, f"nonsense was answered {answer.status_code}: {answer.text[:200]}")
 
     async def strangers(self) -> None:

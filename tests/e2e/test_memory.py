@@ -140,8 +140,9 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_log_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pytest would keep them: asyncio warns when it writes to clients that have left."""
-    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)
+    """Pytest would keep them: asyncio warns when it writes to clients that have left, and requests are told of."""
+    for name in ("asyncio", "headstart.server.access_log"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
 
 
 @pytest.fixture(autouse=True)
