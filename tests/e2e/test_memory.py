@@ -140,7 +140,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_log_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pytest would keep them: asyncio warns when it writes to clients that have left, and requests are told of."""
+    """Pytest would keep them: asyncio warns when it writes to who has left, and requests are told of."""
     for name in ("asyncio", "headstart.server.access_log"):
         monkeypatch.setattr(logging.getLogger(name), "disabled", True)
 
