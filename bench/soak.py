@@ -189,7 +189,7 @@ def main(
         fields = {
             "date": date.isoformat(timespec="seconds"),
             "machine": asdict(describe_machine(["headstart", "torch"])),
-            **asdict(found),
+            **found.plain(),
         }
         console.print(record(ROOT, "soak", found.markdown(model, date), fields))
     raise typer.Exit(1 if found.faults else 0)

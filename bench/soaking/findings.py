@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from typing import Any
 
 from headstart.lab.load.machine import describe_machine
 from headstart.lab.load.report import markdown_table
@@ -42,6 +43,11 @@ class Findings:
         """Of the memory, over the second half."""
         before, after = self.memory_mib
         return after / before - 1
+
+    def plain(self) -> dict[str, Any]:
+        """Everything, in JSON's types."""
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in told.items()}
 
     def markdown(self, model: str, date: datetime) -> str:
         """The table, and what it is about."""
